@@ -1,0 +1,138 @@
+"""Messaging patterns over one compact core, for when messages must not be lost.
+
+Every public name is imported from here. A transport is loaded when a URL first names it.
+"""
+
+from acemq.ack import Ack
+from acemq.clock import Clock, MovableClock, SystemClock
+from acemq.codec import BytesCodec, Codec, Codecs, JsonCodec, MsgpackCodec, Payload, PayloadType, TextCodec, one_of
+from acemq.connection import Connection, ConnectOptions
+from acemq.consuming import ConsumeOptions, Consumer, ConsumerState, Drained
+from acemq.envelope import Envelope
+from acemq.errors import (
+    AcemqError,
+    AuthenticationError,
+    BatchPublishError,
+    BlockedError,
+    CapabilityError,
+    ClosedError,
+    CodecError,
+    ConfigurationError,
+    ConnectionFailedError,
+    DecodeError,
+    DriftError,
+    EncodeError,
+    FatalError,
+    HandlerTimeoutError,
+    HandlerTypeError,
+    LoopError,
+    MessageTooLargeError,
+    MissingExtraError,
+    PipelineTypeError,
+    PublishError,
+    PublishFailedError,
+    PublishRefusedError,
+    ReplayError,
+    RouteError,
+    TopologyError,
+    UnroutableError,
+)
+from acemq.headers import HeaderValue
+from acemq.message import Handled, Handler, Message, SetAside, current_message
+from acemq.mq import AceMQ, connect
+from acemq.opening import Opening
+from acemq.patterns.pipeline import Pipeline, PipelineCounters, RunningPipeline, SlipForm, StepOptions
+from acemq.patterns.replay import Replay, ReplayResult, StopReason
+from acemq.patterns.routing_slip import Itinerary, Route, RoutingSlip, Stop
+from acemq.publishing import Publisher, PublishOptions, Receipt
+from acemq.pulling import Pulled
+from acemq.retry import Backoff, RetryPolicy
+from acemq.settling import ConsumerCounters
+from acemq.telemetry import Diagnostic
+from acemq.topology import Topology
+from acemq.transport import ApplyMode, Capabilities, Depth, Finding
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "AceMQ",
+    "AcemqError",
+    "Ack",
+    "ApplyMode",
+    "AuthenticationError",
+    "Backoff",
+    "BatchPublishError",
+    "BlockedError",
+    "BytesCodec",
+    "Capabilities",
+    "CapabilityError",
+    "Clock",
+    "ClosedError",
+    "Codec",
+    "CodecError",
+    "Codecs",
+    "ConfigurationError",
+    "ConnectOptions",
+    "Connection",
+    "ConnectionFailedError",
+    "ConsumeOptions",
+    "Consumer",
+    "ConsumerCounters",
+    "ConsumerState",
+    "DecodeError",
+    "Depth",
+    "Diagnostic",
+    "Drained",
+    "DriftError",
+    "EncodeError",
+    "Envelope",
+    "FatalError",
+    "Finding",
+    "Handled",
+    "Handler",
+    "HandlerTimeoutError",
+    "HandlerTypeError",
+    "HeaderValue",
+    "Itinerary",
+    "JsonCodec",
+    "LoopError",
+    "Message",
+    "MessageTooLargeError",
+    "MissingExtraError",
+    "MovableClock",
+    "MsgpackCodec",
+    "Opening",
+    "Payload",
+    "PayloadType",
+    "Pipeline",
+    "PipelineCounters",
+    "PipelineTypeError",
+    "PublishError",
+    "PublishFailedError",
+    "PublishOptions",
+    "PublishRefusedError",
+    "Publisher",
+    "Pulled",
+    "Receipt",
+    "Replay",
+    "ReplayError",
+    "ReplayResult",
+    "RetryPolicy",
+    "Route",
+    "RouteError",
+    "RoutingSlip",
+    "RunningPipeline",
+    "SetAside",
+    "SlipForm",
+    "StepOptions",
+    "Stop",
+    "StopReason",
+    "SystemClock",
+    "TextCodec",
+    "Topology",
+    "TopologyError",
+    "UnroutableError",
+    "connect",
+    "current_message",
+    "one_of",
+]

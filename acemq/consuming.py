@@ -1,0 +1,659 @@
+"""Keeps a subscription alive and puts its deliveries through a handler, so many at a time."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import inspect
+import logging
+import time
+import types
+import typing
+from collections import deque
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from concurrent.futures import Executor
+from contextlib import nullcontext
+from contextvars import copy_context
+from dataclasses import dataclass, field
+from datetime import timedelta
+from enum import StrEnum
+from typing import Any, Literal, TypedDict
+
+from opentelemetry import trace
+from opentelemetry.trace import Span
+
+from acemq import headers as h
+from acemq.ack import ACCEPT
+from acemq.clock import check_duration
+from acemq.codec import Codec, Reader
+from acemq.envelope import to_millis
+from acemq.errors import (
+    AcemqError,
+    CapabilityError,
+    ConfigurationError,
+    DecodeError,
+    HandlerTimeoutError,
+    HandlerTypeError,
+)
+from acemq.headers import HeaderValue
+from acemq.mapping import public_error
+from acemq.message import CURRENT, Handled, Message
+from acemq.retry import RetryPolicy
+from acemq.settling import TABLE, Case, Decision, GivenBack, Settler, decide, set_aside
+from acemq.telemetry import CONSUMER_LOST, HANDLER_STUCK, LISTENER_FAILED, Diagnostic, end_span
+from acemq.transport import Capabilities, Delivery, LostBy, Subscription, SubscriptionPhase, SubscriptionState
+
+log = logging.getLogger("acemq")
+
+MAX_DELIVERIES = 15
+"""Comes before the 20 after which a quorum queue of RabbitMQ 4 drops a message (transports.md section 12)."""
+
+
+class ConsumeOptions(TypedDict, total=False):
+    concurrency: int
+    """10; handlers at once."""
+    prefetch: int
+    """The connection's, raised to `concurrency`."""
+    retry: RetryPolicy
+    """The connection's."""
+    handler_timeout: timedelta
+    """None; then the handler is cancelled and the failure is `HandlerTimeoutError`."""
+    max_deliveries: int | None
+    """15; `None`: no limit. Counts what the broker counts: quorum queues do, classic ones do not."""
+    expired: Literal["dead_letter", "drop"]
+    set_aside: str
+    """The queue whose `.dlq` and `.parked` take what is given up; the queue itself."""
+    codec: Codec
+    name: str
+    """The consumer's name on the broker, stable over recovery; `{origin}/{queue}/{number}`."""
+    priority: int
+    """Consumer priority; needs the capability."""
+    declare: bool
+    """True: `.dlq`, `.parked` and rungs are made before the consumer starts (CONTRACT.md section 2)."""
+    arguments: Mapping[str, HeaderValue]
+    """Passed to the broker's consume; RabbitMQ only."""
+
+
+_OPTIONS = frozenset(ConsumeOptions.__annotations__)
+
+
+@dataclass(frozen=True)
+class Drained:
+    """How a stop went."""
+
+    finished: bool = True
+    """Every handler ended by itself within the time."""
+    handled: int = 0
+    """Deliveries settled while draining."""
+    given_back: int = 0
+    """Fetched, never started, returned without spending an attempt."""
+    abandoned: int = 0
+    """Handlers cut off; their deliveries come again."""
+    queues: Mapping[str, int] = field(default_factory=dict[str, int])
+    """Abandoned per queue, only those above 0."""
+
+    def __add__(self, other: Drained) -> Drained:
+        queues = dict(self.queues)
+        for queue, count in other.queues.items():
+            queues[queue] = queues.get(queue, 0) + count
+        return Drained(
+            self.finished and other.finished,
+            self.handled + other.handled,
+            self.given_back + other.given_back,
+            self.abandoned + other.abandoned,
+            queues,
+        )
+
+
+class ConsumerState(StrEnum):
+    STARTING = "starting"
+    RUNNING = "running"
+    RECOVERING = "recovering"
+    DRAINING = "draining"
+    CLOSED = "closed"
+
+
+class Consumer:
+    """A running subscription. Made by `Connection.consume`; drained when its block is left."""
+
+    def __init__(
+        self,
+        queue: str,
+        *,
+        name: str,
+        call: Call,
+        reader: Reader[Any],
+        settler: Settler,
+        options: ConsumeOptions,
+        prefetch: int,
+        drain_timeout: Callable[[], timedelta],
+    ) -> None:
+        self.queue, self.name = queue, name
+        self.state = ConsumerState.STARTING
+        self.last_error: str | None = None
+        self.counters = settler.counters
+        self.concurrency = options.get("concurrency", 10)
+        self._call, self._reader, self._settler = call, reader, settler
+        self._transport, self._telemetry, self._clock = settler.transport, settler.telemetry, settler.clock
+        self._report = settler.report
+        self._policy = settler.policy
+        self._prefetch = prefetch
+        self._max_deliveries = options.get("max_deliveries", MAX_DELIVERIES)
+        self._expired: Case = Case.EXPIRED_DROPPED if options.get("expired") == "drop" else Case.EXPIRED
+        self._handler_timeout = options.get("handler_timeout")
+        self._subscribing: dict[str, object] = {"name": name}
+        if "priority" in options:
+            self._subscribing["priority"] = options["priority"]
+        if "arguments" in options:
+            self._subscribing["arguments"] = options["arguments"]
+        self._drain_timeout = drain_timeout
+        self._subscription: Subscription | None = None
+        self._ready: deque[Delivery] = deque()
+        self._idle: deque[asyncio.Future[None]] = deque()
+        self._workers: list[asyncio.Task[None]] = []
+        self._running: dict[asyncio.Task[Any], Delivery] = {}
+        self._moving: dict[asyncio.Task[None], Delivery] = {}
+        self._settled = 0
+        self._given_back = 0
+        self._progress: asyncio.Event | None = None
+        self._drained: asyncio.Future[Drained] | None = None
+
+    @property
+    def in_flight(self) -> int:
+        """Handlers running."""
+        return len(self._running)
+
+    @property
+    def held(self) -> int:
+        """Fetched and not started, or waiting for a retry."""
+        return len(self._ready) + len(self._moving)
+
+    async def start(self) -> Consumer:
+        """Return when the broker has accepted the subscription."""
+        self._workers = [
+            asyncio.create_task(self._work(), name=f"{self.name} worker {number}") for number in range(self.concurrency)
+        ]
+        try:
+            self._subscription = await self._transport.subscribe(
+                self.queue, self, prefetch=self._prefetch, options=self._subscribing
+            )
+        except BaseException as error:
+            self.state = ConsumerState.CLOSED
+            await self._end_tasks()
+            if isinstance(error, AcemqError):
+                raise public_error(error) from error
+            raise
+        self.state = ConsumerState.RUNNING
+        return self
+
+    # The sink: plain calls by the transport
+
+    def deliver(self, batch: Sequence[Delivery], /) -> None:
+        self._ready.extend(batch)
+        idle, wanted = self._idle, len(batch)
+        while wanted and idle:
+            turn = idle.popleft()
+            if not turn.done():
+                turn.set_result(None)
+                wanted -= 1
+
+    def lost(self, batch: Sequence[Delivery], by: LostBy, /) -> None:
+        gone = set(batch)
+        self._ready = deque(delivery for delivery in self._ready if delivery not in gone)
+        # The broker delivers them again, with the attempt they had: a copy now would be one too many.
+        for move, delivery in self._moving.items():
+            if delivery in gone:
+                move.cancel()
+
+    def changed(self, state: SubscriptionState, /) -> None:
+        if state.error is not None and state.error != self.last_error:
+            self._report(Diagnostic(CONSUMER_LOST, "warning", state.error, self.queue))
+        self.last_error = state.error
+        if self.state in (ConsumerState.RUNNING, ConsumerState.RECOVERING):
+            active = state.phase in (SubscriptionPhase.ACTIVE, SubscriptionPhase.WAITING, SubscriptionPhase.PAUSED)
+            self.state = ConsumerState.RUNNING if active else ConsumerState.RECOVERING
+
+    # The workers, which live as long as the consumer
+
+    async def _work(self) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        while self.state is not ConsumerState.CLOSED:
+            while self._ready:
+                delivery = self._ready.popleft()
+                self._running[task] = delivery
+                try:
+                    await self._handle(delivery, task)
+                except Exception:
+                    # A fault of ours must not end a worker: the delivery stays unsettled and comes again.
+                    log.exception("handling a delivery of %s failed inside the library", self.queue)
+                finally:
+                    del self._running[task]
+                    if self._progress is not None:
+                        self._progress.set()
+            turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._idle.append(turn)
+            await turn
+
+    async def _handle(self, delivery: Delivery, task: asyncio.Task[Any]) -> None:
+        unfit = self._unfit(delivery)
+        if unfit is not None:
+            self._settle_beside(unfit, Message(None, delivery, self._clock), None, time.perf_counter())
+            return
+        try:
+            payload = self._decode(delivery)
+        except DecodeError as error:
+            self._settle_beside(
+                set_aside(Case.UNDECODABLE, error), Message(None, delivery, self._clock), None, time.perf_counter()
+            )
+            return
+        message: Message[Any] = Message(payload, delivery, self._clock)
+        telemetry = self._telemetry
+        watched = telemetry.tracing or telemetry.metering
+        span = telemetry.process_span(self.queue, message.envelope, delivery.headers) if telemetry.tracing else None
+        began = time.perf_counter() if watched else 0.0
+        if telemetry.metering:
+            telemetry.started()
+        try:
+            answer = await self._answer(message, span, task)
+        finally:
+            if telemetry.metering:
+                telemetry.ended()
+        if self.state is ConsumerState.CLOSED:
+            return  # it outlived its stop: the delivery comes again, and what it says now is of no account
+        if not watched and (answer is None or answer is ACCEPT) and message.listeners is None:
+            # The hot path: no copy, and nobody to tell.
+            self.counters.acked += 1
+            self._settled += 1
+            await self._settler.accept(delivery)
+            return
+        age = message.age if self._policy.max_age is not None else None
+        decision = decide(answer, message.envelope, self._policy, age, self._call.name)
+        if decision.row.copy == "none":
+            await self._settle(decision, message, span, began)
+        else:
+            self._settle_beside(decision, message, span, began)
+
+    def _decode(self, delivery: Delivery) -> Any:
+        if delivery.fault is not None:
+            raise DecodeError(delivery.fault, content_type=delivery.content_type)
+        reader = self._reader
+        if reader.by_name:
+            kind = h.text(delivery.headers.get(h.TYPE)) or delivery.routing_key
+            return reader.read(delivery.body, delivery.content_type, kind)
+        return reader.read(delivery.body, delivery.content_type)
+
+    def _unfit(self, delivery: Delivery) -> Decision | None:
+        """Why a delivery is not handed to the handler at all."""
+        most = self._max_deliveries
+        if most is not None and delivery.deliveries is not None and delivery.deliveries > most:
+            return set_aside(Case.DELIVERY_LIMIT, f"{most} deliveries without an outcome")
+        if h.EXPIRES_AT in delivery.headers:
+            expires_at = h.integer(delivery.headers.get(h.EXPIRES_AT))
+            if expires_at is not None and expires_at <= to_millis(self._clock.now()):
+                return (
+                    Decision(row=TABLE[self._expired])
+                    if self._expired is Case.EXPIRED_DROPPED
+                    else set_aside(self._expired)
+                )
+        return None
+
+    async def _answer(self, message: Message[Any], span: Span | None, task: asyncio.Task[Any]) -> object:
+        """What the handler returned or raised. Only a cancellation by us goes on as one."""
+        token = CURRENT.set(message)
+        try:
+            if self._handler_timeout is None and span is None:
+                return await self._call(message)
+            with trace.use_span(span, record_exception=False, set_status_on_exception=False) if span else _NO_SPAN:
+                if self._handler_timeout is None:
+                    return await self._call(message)
+                return await self._answer_in_time(message, self._handler_timeout)
+        except asyncio.CancelledError as cancelled:
+            if task.cancelling():
+                raise
+            return cancelled  # the handler's own doing, and so its failure
+        except Exception as error:
+            return error
+        finally:
+            CURRENT.reset(token)
+
+    async def _answer_in_time(self, message: Message[Any], limit: timedelta) -> object:
+        """Cancelled at its limit. A handler that swallows that keeps its slot and is reported at twice the limit."""
+        stuck = self._clock.call_later(2 * limit.total_seconds(), lambda: self._report_stuck(message, limit))
+        loop_task = asyncio.current_task()
+        assert loop_task is not None
+        late = False
+
+        def expire() -> None:
+            nonlocal late
+            late = True
+            loop_task.cancel()
+
+        timer = self._clock.call_later(limit.total_seconds(), expire)
+        try:
+            answer = await self._call(message)
+        except asyncio.CancelledError:
+            if late and loop_task.uncancel() == 0:
+                raise HandlerTimeoutError(limit) from None
+            raise
+        else:
+            if late:
+                loop_task.uncancel()
+                raise HandlerTimeoutError(limit)
+            return answer
+        finally:
+            timer.cancel()
+            stuck.cancel()
+
+    def _report_stuck(self, message: Message[Any], limit: timedelta) -> None:
+        text = f"the handler was cancelled after {limit.total_seconds():g} s and still runs; it keeps its slot"
+        self._report(
+            Diagnostic(HANDLER_STUCK, "error", text, self.queue, message_id=message.id, attempt=message.attempt)
+        )
+
+    # Settling: what needs a copy or a wait happens beside the workers, in a prefetch slot and no handler slot
+
+    def _settle_beside(self, decision: Decision, message: Message[Any], span: Span | None, began: float) -> None:
+        settling = self._settle(decision, message, span, began)
+        move = asyncio.create_task(settling, name=f"{self.name} settles {decision.row.case}")
+        self._moving[move] = message.delivery
+        move.add_done_callback(self._moved)
+
+    async def _settle(self, decision: Decision, message: Message[Any], span: Span | None, began: float) -> None:
+        took = time.perf_counter() - began
+        try:
+            with trace.use_span(span) if span else _NO_SPAN:
+                handled, _ = await self._settler.carry_out(decision, message.delivery)
+        except (asyncio.CancelledError, GivenBack) as stopped:
+            if span is not None:
+                span.end()
+            if isinstance(stopped, GivenBack):
+                self._given_back += 1
+                return
+            raise
+        self._settled += 1
+        if self._telemetry.metering:
+            self._telemetry.consumed(self.queue, message.type, handled.outcome, message.attempt, took)
+        if span is not None:
+            end_span(span, handled.outcome, decision.error if decision.row.error_span else None)
+        self._tell_listeners(message, handled)
+
+    def _moved(self, move: asyncio.Task[None]) -> None:
+        del self._moving[move]
+        if self._progress is not None:
+            self._progress.set()
+        if not move.cancelled() and (error := move.exception()) is not None:
+            log.error("settling a delivery of %s failed inside the library; it comes again", self.queue, exc_info=error)
+
+    def _tell_listeners(self, message: Message[Any], handled: Handled) -> None:
+        for listener in message.listeners or ():
+            try:
+                listener(handled)
+            except Exception as error:
+                text = f"a when_settled listener raised {type(error).__name__}: {error}"
+                self._report(
+                    Diagnostic(
+                        LISTENER_FAILED,
+                        "warning",
+                        text,
+                        self.queue,
+                        message_id=message.id,
+                        attempt=message.attempt,
+                        failure=error,
+                    )
+                )
+
+    # Stopping
+
+    async def drain(self, timeout: timedelta | None = None) -> Drained:
+        """Stop fetching, wait for running handlers, cancel what is left, give back. Idempotent, bounded by `timeout`.
+
+        What was fetched and not started, and what waits for a retry, goes back and spends no attempt. A handler that
+        outlives the time is cancelled and settles nothing. Cancelling `drain` cancels the handlers at once.
+        """
+        if self._drained is not None:
+            return await asyncio.shield(self._drained)
+        self._drained = asyncio.get_running_loop().create_future()
+        budget = self._drain_timeout() if timeout is None else timeout
+        result = Drained(finished=False)
+        try:
+            result = await self._drain(time.monotonic() + budget.total_seconds())
+        finally:
+            self._drained.set_result(result)
+        return result
+
+    async def close(self) -> Drained:
+        """The same as `drain()`."""
+        return await self.drain()
+
+    async def _drain(self, end: float) -> Drained:
+        me = self._caller()
+        self.state, settled_before, abandoned = ConsumerState.DRAINING, self._settled, 0
+        self._progress = asyncio.Event()
+        subscription = self._subscription
+        try:
+            self._put_back()
+            if subscription is not None:
+                await _until(end, subscription.stop())
+            self._put_back()
+            self._settler.stop_waiting()
+            await self._wait_for_work(end, me)
+        finally:
+            abandoned = len(self._running)
+            self.state = ConsumerState.CLOSED
+            self._call.leave_threads()
+            await self._end_tasks(me)
+            if subscription is not None:
+                await _until(max(end, time.monotonic()) + _CLOSING, subscription.close())
+        return Drained(
+            finished=not abandoned,
+            handled=self._settled - settled_before,
+            given_back=self._given_back,
+            abandoned=abandoned,
+            queues={self.queue: abandoned} if abandoned else {},
+        )
+
+    def _caller(self) -> asyncio.Task[Any] | None:
+        """The worker whose handler asked for the stop: it is not waited for, since it would wait for itself."""
+        message = CURRENT.get()
+        found = (task for task, delivery in self._running.items() if message and delivery is message.delivery)
+        return next(found, None)
+
+    def _put_back(self) -> None:
+        # Left unsettled here: the subscription gives them back, in their places, when it closes.
+        self._given_back += len(self._ready)
+        self._ready.clear()
+
+    async def _wait_for_work(self, end: float, me: asyncio.Task[Any] | None) -> None:
+        assert self._progress is not None
+        while self._moving or any(task is not me for task in self._running):
+            self._progress.clear()
+            if not await _until(end, self._progress.wait()):
+                return
+
+    async def _end_tasks(self, me: asyncio.Task[Any] | None = None) -> None:
+        left = [task for task in (*self._workers, *self._moving) if task is not me]
+        for task in left:
+            task.cancel()
+        if left:
+            # Bounded: a handler may swallow its cancellation. It is left behind, and settles nothing any more.
+            await asyncio.wait(left, timeout=_SWALLOWING)
+
+
+_CLOSING = 0.5
+_SWALLOWING = 0.1
+_NO_SPAN = nullcontext()
+
+
+async def _until(end: float, work: Awaitable[object]) -> bool:
+    """Await until the moment `end` of the monotonic clock; False when it was cut off there."""
+    try:
+        await asyncio.wait_for(work, max(end - time.monotonic(), 0))
+    except TimeoutError:
+        return False
+    return True
+
+
+class Call:
+    """A handler, made awaitable: coroutines run on the loop, plain functions in a bounded pool of threads."""
+
+    def __init__(self, handler: Callable[[Message[Any]], Any], pool: Executor) -> None:
+        self.name = name_of(handler)
+        self._handler, self._pool = handler, pool
+        self._leaving = False
+        self._async = is_async(handler)
+
+    def __call__(self, message: Message[Any]) -> Awaitable[object]:
+        return self._handler(message) if self._async else self._in_thread(message)
+
+    def leave_threads(self) -> None:
+        """From now on a cancelled call no longer waits for its thread, which nothing can cancel."""
+        self._leaving = True
+
+    async def _in_thread(self, message: Message[Any]) -> object:
+        context = copy_context()
+        thread = asyncio.get_running_loop().run_in_executor(self._pool, lambda: context.run(self._handler, message))
+        cancelled: asyncio.CancelledError | None = None
+        while not thread.done():
+            try:
+                await asyncio.shield(thread)
+            except asyncio.CancelledError as error:
+                if self._leaving:
+                    raise
+                # The slot stays taken as long as the thread runs, or more of them would run than were allowed.
+                cancelled = error
+            except Exception:
+                break
+        if cancelled is not None:
+            thread.exception()
+            raise cancelled
+        answer = thread.result()
+        return await answer if inspect.isawaitable(answer) else answer
+
+
+def is_async(call: Any) -> bool:
+    """Whether calling it gives a coroutine: functions, methods, partials and objects with an async `__call__`."""
+    while isinstance(call, functools.partial):
+        call = call.func
+    return inspect.iscoroutinefunction(call) or inspect.iscoroutinefunction(getattr(call, "__call__", None))  # noqa: B004
+
+
+def name_of(call: Any) -> str:
+    while isinstance(call, functools.partial):
+        call = call.func
+    return getattr(call, "__name__", None) or type(call).__name__
+
+
+def check_handler(handler: Any, payload: Any) -> None:
+    """Refuse a handler that cannot take the message: not callable, not one argument, or annotated otherwise."""
+    if not callable(handler):
+        raise HandlerTypeError(f"{handler!r} is no handler; give a function that takes one Message")
+    try:
+        signature = inspect.signature(handler)
+    except ValueError:
+        return  # a builtin without a signature: let it try
+    try:
+        signature.bind(None)
+    except TypeError as error:
+        raise HandlerTypeError(f"handler {name_of(handler)!r} must take one argument, the Message: {error}") from None
+    parameter = next(iter(signature.parameters.values()))
+    annotated = resolved(handler).get(parameter.name)
+    if annotated is None:
+        return
+    origin = typing.get_origin(annotated) or annotated
+    if not (isinstance(origin, type) and (issubclass(Message, origin) or issubclass(origin, Message))):
+        if isinstance(origin, type):
+            raise HandlerTypeError(
+                f"handler {name_of(handler)!r} takes {origin.__name__}, but is given a Message; its payload is .payload"
+            )
+        return
+    (wanted,) = typing.get_args(annotated) or (Any,)
+    if not fits(payload, wanted):
+        raise HandlerTypeError(
+            f"handler {name_of(handler)!r} takes Message[{shown(wanted)}], but the payload class is {shown(payload)}"
+        )
+
+
+def fits(gives: Any, takes: Any) -> bool:
+    """Whether a `gives` may be passed as `takes`, as far as classes tell; what they do not tell is let through."""
+    if gives is Any or takes is Any:
+        return True
+    if typing.get_origin(takes) in _UNIONS:
+        return any(fits(gives, kind) for kind in typing.get_args(takes))
+    if typing.get_origin(gives) in _UNIONS:
+        return all(fits(kind, takes) for kind in typing.get_args(gives))
+    if not (isinstance(gives, type) and isinstance(takes, type)):
+        return True
+    if typing.is_typeddict(gives) or typing.is_typeddict(takes):
+        return gives is takes or takes in (object, dict)
+    return issubclass(gives, takes)
+
+
+_UNIONS = (typing.Union, types.UnionType)
+
+
+def resolved(handler: Any) -> Mapping[str, Any]:
+    """The annotations of a callable, as classes; empty where they cannot be resolved."""
+    while isinstance(handler, functools.partial):
+        handler = handler.func
+    target = handler if inspect.isroutine(handler) else getattr(handler, "__call__", handler)  # noqa: B004
+    try:
+        return typing.get_type_hints(target)
+    except Exception:  # an annotation that cannot be resolved is the checker's affair; the payload class decides
+        return {}
+
+
+def shown(kind: Any) -> str:
+    return getattr(kind, "__name__", None) or str(kind)
+
+
+def check_policy(policy: RetryPolicy, can: Capabilities) -> None:
+    """Refuse waits that would have to be spent in the consumer for longer than the broker lets a delivery be held."""
+    if can.requeue_rewrites or can.publish_delay is not None or can.hold_limit is None:
+        return
+    rungs = policy.rungs() if can.dead_letter_routes else ()
+    too_long = [wait for wait in policy.schedule() if wait not in rungs and wait > can.hold_limit * 0.9]
+    if too_long:
+        raise CapabilityError(
+            can.transport,
+            f"holding a delivery for longer than {can.hold_limit}",
+            f"retry= with a wait of {too_long[0]} in the consumer",
+            "Let whole seconds wait in the broker: wait_in_broker_from()",
+        )
+
+
+def check_options(options: ConsumeOptions, can: Capabilities, prefetch: int) -> int:
+    """Refuse bad options of `consume`; gives the prefetch that holds."""
+    unknown = options.keys() - _OPTIONS
+    if unknown:
+        raise TypeError(
+            f"consume() got an unexpected keyword argument {min(unknown)!r}; known: {', '.join(sorted(_OPTIONS))}"
+        )
+    concurrency = options.get("concurrency", 10)
+    if concurrency < 1:
+        raise ConfigurationError(f"concurrency={concurrency} must be 1 or more")
+    if "prefetch" in options:
+        prefetch = options["prefetch"]
+        if not 1 <= prefetch <= 65_535:
+            raise ConfigurationError(
+                f"prefetch={prefetch} must lie between 1 and 65,535; there is no unlimited prefetch"
+            )
+        if prefetch < concurrency:
+            raise ConfigurationError(
+                f"prefetch={prefetch} keeps {concurrency} handlers from being busy; raise it to {concurrency}"
+            )
+    limit = check_duration("handler_timeout", options["handler_timeout"]) if "handler_timeout" in options else None
+    if limit is not None and can.hold_limit is not None and limit > can.hold_limit * 0.9:
+        raise CapabilityError(
+            can.transport, f"holding a delivery for longer than {can.hold_limit}", f"handler_timeout={limit}"
+        )
+    most = options.get("max_deliveries", MAX_DELIVERIES)
+    if most is not None and most < 1:
+        raise ConfigurationError(f"max_deliveries={most} must be 1 or more, or None for no limit")
+    if options.get("expired", "dead_letter") not in ("dead_letter", "drop"):
+        raise ConfigurationError(f"expired={options.get('expired')!r} must be 'dead_letter' or 'drop'")
+    if "priority" in options and not can.consumer_priority:
+        raise CapabilityError(can.transport, "consumer priorities", f"priority={options['priority']}")
+    if "arguments" in options and can.transport != "rabbitmq":
+        raise CapabilityError(can.transport, "consumer arguments", "arguments=")
+    return max(prefetch, concurrency)

@@ -1,0 +1,146 @@
+"""Header names of the wire, and what a header value may be (CONTRACT.md section 1)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from typing import TypeAlias, cast
+
+from acemq.errors import ConfigurationError
+
+HeaderValue: TypeAlias = (
+    "str | bytes | bool | int | float | datetime | Sequence[HeaderValue] | Mapping[str, HeaderValue] | None"
+)
+Headers: TypeAlias = Mapping[str, HeaderValue]
+
+RESERVED = "x-acemq-"
+"""Headers of the library: never in an application's view, never set by one. A prefix, so that future names count."""
+
+ID = "x-acemq-id"
+TYPE = "x-acemq-type"
+VERSION = "x-acemq-version"
+CORRELATION = "x-acemq-correlation"
+CAUSATION = "x-acemq-causation"
+ATTEMPT = "x-acemq-attempt"
+FIRST_SEEN = "x-acemq-first-seen"
+ORIGIN = "x-acemq-origin"
+ERROR = "x-acemq-error"
+CLAIM = "x-acemq-claim"
+ROUTE = "x-acemq-route"
+ROUTE_POSITION = "x-acemq-route-position"
+ROUTE_ID = "x-acemq-route-id"
+
+EXPIRES_AT = "x-acemq-expires-at"
+
+FAILED_QUEUE = "x-acemq-failed-queue"
+FAILED_AT = "x-acemq-failed-at"
+FAILED_AS = "x-acemq-failed-as"
+FAILED_WITH = "x-acemq-failed-with"
+FAILED_BY = "x-acemq-failed-by"
+FORENSICS = (FAILED_QUEUE, FAILED_AT, FAILED_AS, FAILED_WITH, FAILED_BY)
+
+ROUTING_SLIP = "acemq-routing-slip"
+REPLY_TO = "acemq-reply-to"
+REPLY_ERROR = "acemq-error"
+REPLAYED_FROM = "acemq-replayed-from"
+REPLAYED_AT = "acemq-replayed-at"
+REPLAY_COUNT = "acemq-replay-count"
+LEGACY_REPLAY = ("x-acemq-replayed-from", "x-acemq-replayed-at", "x-acemq-replay-count")
+LEGACY_REPLAY_COUNT = LEGACY_REPLAY[2]
+
+NAME_LIMIT = 128
+"""Bytes. RabbitMQ clients cut longer names without a word."""
+
+
+def is_reserved(name: str) -> bool:
+    return name.startswith(RESERVED)
+
+
+def application(headers: Headers) -> dict[str, HeaderValue]:
+    """What a handler sees: every header but the library's own."""
+    return {name: value for name, value in headers.items() if not name.startswith(RESERVED)}
+
+
+def check_application(headers: Headers) -> dict[str, HeaderValue]:
+    """The same headers, checked: refused are reserved names and values that would not arrive as they were sent."""
+    for name, value in headers.items():
+        if name.startswith(RESERVED):
+            raise ConfigurationError(
+                f"header {name!r} is reserved: names beginning with {RESERVED!r} belong to acemq. Choose another name"
+            )
+        check(name, value)
+    return dict(headers)
+
+
+def check(name: str, value: object) -> None:
+    """Refuse a header that a transport could not carry unchanged."""
+    if not isinstance(name, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ConfigurationError(f"header name {name!r} must be text")
+    if not 1 <= len(name.encode(errors="surrogatepass")) <= NAME_LIMIT:
+        raise ConfigurationError(f"header name {name[:40]!r} must have 1 to {NAME_LIMIT} bytes of UTF-8")
+    _check_value(name, value, depth=0)
+
+
+def _check_value(name: str, value: object, depth: int) -> None:
+    match value:
+        case None | bool() | bytes() | float():
+            return
+        case int():
+            if not -(2**63) <= value < 2**63:
+                raise ConfigurationError(f"header {name!r}: {value} does not fit a signed 64-bit integer")
+        case str():
+            if not value.isascii() and any("\ud800" <= char <= "\udfff" for char in value):
+                raise ConfigurationError(f"header {name!r} holds half of a surrogate pair, which no UTF-8 can carry")
+        case datetime():
+            _check_moment(name, value)
+        case Mapping() | list() | tuple():
+            if depth == 16:
+                raise ConfigurationError(f"header {name!r} is nested more than 16 deep")
+            inner = cast("Mapping[str, object] | Sequence[object]", value)
+            if isinstance(inner, Mapping):
+                for key in inner:
+                    check(key, None)
+                inner = list(inner.values())
+            for item in inner:
+                _check_value(name, item, depth + 1)
+        case _:
+            raise ConfigurationError(
+                f"header {name!r} holds a {type(value).__name__}; a header is text, bytes, bool, int, float, "
+                "an aware datetime, None, or lists and string-keyed dicts of these"
+            )
+
+
+def _check_moment(name: str, value: datetime) -> None:
+    if value.utcoffset() is None:
+        raise ConfigurationError(f"header {name!r} holds a naive datetime; give it a time zone, for example UTC")
+    if value.microsecond:
+        raise ConfigurationError(
+            f"header {name!r}: {value.isoformat()} must be whole seconds; AMQP carries no fractions"
+        )
+    if not datetime(1970, 1, 1, tzinfo=UTC) <= value < datetime(2106, 1, 1, tzinfo=UTC):
+        raise ConfigurationError(f"header {name!r}: {value.isoformat()} must lie between 1970 and 2105")
+
+
+def text(value: object) -> str | None:
+    """A text header as it may arrive: bytes are UTF-8 with replacement; what is empty or of another kind is missing."""
+    if isinstance(value, str):
+        return value or None
+    if isinstance(value, bytes):
+        return value.decode(errors="replace") or None
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return str(value)
+    return None
+
+
+def integer(value: object) -> int | None:
+    """An integer header as it may arrive: a number, or text or bytes that read as one; a boolean is none."""
+    if isinstance(value, bool):
+        return None
+    if isinstance(value, int):
+        return value
+    if isinstance(value, str | bytes):
+        try:
+            return int(value)
+        except ValueError:
+            return None
+    return None

@@ -1,0 +1,49 @@
+"""`connect()`, and what it gives: a connection with a door to each pattern."""
+
+from __future__ import annotations
+
+from typing import TypeVar, Unpack
+
+from acemq.connection import Connection, ConnectOptions
+from acemq.envelope import Envelope
+from acemq.opening import Opening
+from acemq.patterns import routing_slip
+from acemq.patterns.pipeline import Pipeline
+from acemq.patterns.replay import Replay
+from acemq.patterns.routing_slip import Itinerary, RoutingSlip
+from acemq.publishing import PublishOptions, Receipt
+from acemq.topology import check_name
+
+T = TypeVar("T")
+
+
+class AceMQ(Connection):
+    """A connection with a door to each pattern."""
+
+    def pipeline(self, name: str, payload: type[T]) -> Pipeline[T, T]:
+        """A pipeline that begins with `payload`; describe its steps, then start it."""
+        return Pipeline(self, name, payload)
+
+    async def send_along(
+        self, slip: RoutingSlip | Itinerary, payload: object, **options: Unpack[PublishOptions]
+    ) -> Receipt:
+        """Send a message on the route that it carries. Refused: a finished slip (`RouteError`)."""
+        return await routing_slip.send_along(self, slip, payload, options)
+
+    async def forward(self, slip: RoutingSlip | Itinerary, payload: object, envelope: Envelope) -> Receipt:
+        """Send the message in hand on to the slip's current stop. It does not advance the slip and settles nothing."""
+        return await routing_slip.forward(self, slip, payload, envelope)
+
+    def replay(self, queue: str) -> Replay:
+        """Put the messages of a dead-letter or parked queue back where they came from; describe how, then run it."""
+        return Replay(self, check_name("queue", queue))
+
+
+def connect(url: str, **options: Unpack[ConnectOptions]) -> Opening[AceMQ]:
+    """A connection to `memory://name` or `amqp://user:password@host/vhost`, about to be opened.
+
+    Refuses a bad URL or option here, before any I/O. Opening tries every host until `connect_timeout`, then raises
+    `ConnectionFailedError`; refused credentials end it at once as `AuthenticationError`. Once it has opened, the
+    connection recovers by itself for ever. Leaving its block drains the consumers and closes it.
+    """
+    return AceMQ(url, **options).opening()

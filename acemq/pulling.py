@@ -1,0 +1,68 @@
+"""Deliveries held one by one and settled by hand."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import TypeVar
+
+from acemq.ack import Ack
+from acemq.clock import Clock
+from acemq.codec import Reader
+from acemq.errors import ClosedError
+from acemq.message import Message
+from acemq.settling import Settler, decide
+from acemq.transport import Delivery
+
+T_co = TypeVar("T_co", covariant=True)
+
+
+class Pulled(Message[T_co]):
+    """A held message. Each verb settles it, once, by the table of outcomes, and waits for what that takes.
+
+    `payload` is decoded at its first use and raises `DecodeError` there. Held messages go back when the connection
+    closes.
+    """
+
+    __slots__ = ("_decoded", "_reader", "_settled", "_settler")
+
+    def __init__(self, delivery: Delivery, reader: Reader[T_co], settler: Settler, clock: Clock) -> None:
+        super().__init__(None, delivery, clock)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+        self._reader, self._settler = reader, settler
+        self._decoded = self._settled = False
+
+    @property
+    def payload(self) -> T_co:
+        if not self._decoded:
+            kind = self.envelope.type if self._reader.by_name else ""
+            self._payload = self._reader.read(self.body, self.content_type, kind)
+            self._decoded = True
+        return self._payload
+
+    async def accept(self) -> bool:
+        """False, here and below: the broker no longer holds this delivery for us, and nothing was changed."""
+        return await self._settle(Ack.accept())
+
+    async def retry(self, error: BaseException | str | None = None, *, delay: timedelta | None = None) -> bool:
+        """By the connection's policy; a wait that is not spent in the broker is spent in this call."""
+        return await self._settle(Ack.retry(error, delay=delay))
+
+    async def reject(self, reason: str | None = None) -> bool:
+        return await self._settle(Ack.reject(reason))
+
+    async def park(self, reason: str | None = None) -> bool:
+        return await self._settle(Ack.park(reason))
+
+    async def release(self) -> bool:
+        return await self._settle(Ack.release())
+
+    async def _settle(self, ack: Ack) -> bool:
+        if self._settled:
+            raise ClosedError(f"message {self.id} of {self.queue} was settled already; each delivery is settled once")
+        self._settled = True
+        decision = decide(ack, self.envelope, self._settler.policy, self.age, "pull")
+        try:
+            _, held = await self._settler.carry_out(decision, self.delivery)
+        except BaseException:
+            self._settled = False  # cancelled before it took effect: still in hand
+            raise
+        return held

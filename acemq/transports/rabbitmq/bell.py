@@ -1,0 +1,35 @@
+"""Waiting until it is worth looking again."""
+
+from __future__ import annotations
+
+import asyncio
+
+
+class Bell:
+    """Whoever waits is woken by the next ring and looks for himself; who comes later waits for the one after it."""
+
+    __slots__ = ("_waiting",)
+
+    def __init__(self) -> None:
+        self._waiting: set[asyncio.Future[None]] = set()
+
+    def ring(self) -> None:
+        for waiting in self._waiting:
+            if not waiting.done():
+                waiting.set_result(None)
+        self._waiting.clear()
+
+    async def heard(self, within: float | None = None) -> bool:
+        """False when it did not ring in that many seconds."""
+        if within is not None and within <= 0:
+            return False
+        waiting: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.add(waiting)
+        try:
+            async with asyncio.timeout(within):
+                await waiting
+        except TimeoutError:
+            return False
+        finally:
+            self._waiting.discard(waiting)
+        return True

@@ -1,0 +1,86 @@
+"""A channel on which deliveries come in, pushed or pulled: from frames to `Delivery`."""
+
+from __future__ import annotations
+
+import asyncio
+
+from acemq.headers import Headers
+from acemq.transport import Delivery
+
+from . import frames
+from .lane import End
+from .ledger import Ledger, Receipt
+from .session import Session
+
+DELIVERY_COUNT = "x-delivery-count"
+"""Set by quorum queues on what they deliver again."""
+
+
+class IncomingChannel:
+    """Takes Basic.Deliver and Basic.GetOk of one queue. A subclass says what becomes of each delivery."""
+
+    def __init__(self, session: Session, queue: str, *, counts: bool | None) -> None:
+        """`counts`: whether the queue counts deliveries; `None` where that is not known."""
+        self.session, self.queue = session, queue
+        self.end: End | None = None
+        self.over = asyncio.Event()
+        self._counts = counts
+        self._tag = 0
+        self._redelivered = False
+        self._route = b""
+
+        self.is_open = False
+
+    async def open(self) -> None:
+        self.channel = await self.session.channel(self)
+        self.ledger = Ledger(self.session.lane, self.channel.number)
+        self.is_open = True
+
+    def method(self, method: int, data: bytes, at: int, end: int) -> bool:
+        if method == frames.BASIC_DELIVER:
+            at += 1 + data[at]  # the consumer tag: a channel has but one consumer
+        elif method == frames.BASIC_GET_OK:
+            end -= 4  # how many are left, behind the route
+        else:
+            return False
+        self._tag = frames.u64_at(data, at)[0]
+        self._redelivered = data[at + 8] == 1
+        self._route = data[at + 9 : end]
+        return True
+
+    def content(self, properties: bytes, body: bytes) -> None:
+        content_type, headers, priority, reply_to, expiration, message_id = frames.read_properties(properties)
+        exchange, routing_key = frames.route(self._route)
+        delivery = Delivery(
+            queue=self.queue,
+            body=body,
+            headers=headers,
+            message_id=message_id,
+            content_type=content_type,
+            exchange=exchange,
+            routing_key=routing_key,
+            reply_to=reply_to,
+            redelivered=self._redelivered,
+            deliveries=self._deliveries(headers),
+            priority=priority,
+            expires_in=frames.expires_in(expiration),
+            receipt=Receipt(self.ledger, self._tag),
+        )
+        self.ledger.hold(self._tag, delivery)
+        self.arrived(self._tag, delivery)
+
+    def arrived(self, tag: int, delivery: Delivery) -> None:
+        raise NotImplementedError
+
+    def ended(self, end: End) -> None:
+        self.end = end
+        self.over.set()
+
+    def _deliveries(self, headers: Headers) -> int | None:
+        if self._counts is False:
+            return None
+        count = headers.get(DELIVERY_COUNT)
+        if isinstance(count, int):
+            self._counts = True
+            return count + 1
+        return 1 if self._counts else None

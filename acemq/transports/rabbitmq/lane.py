@@ -1,0 +1,292 @@
+"""The tap in the byte stream between aiormq and the broker, through which goes all that comes once a message.
+
+aiormq reads and writes frames one at a time, with a task, a lock and three turns of the loop for each. So whoever
+claims a channel here is handed its deliveries, returns and confirms straight from the received bytes, and writes its
+publishes and acknowledgements straight to the socket, gathered once a turn. Everything else passes on to aiormq
+unchanged, and aiormq writes to the same socket: both only ever write whole frames, so nothing gets mixed up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from asyncio import StreamReader, StreamReaderProtocol, StreamWriter, Transport
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol, cast
+
+from acemq.transport import LostBy
+
+from . import frames
+from .bell import Bell
+from .frames import BODY, END_BYTE, HEADER, HEARTBEAT, METHOD
+
+log = logging.getLogger("acemq.rabbitmq")
+
+_ROOM = 256 * 1024
+"""Bytes gathered before they are written without waiting for the end of the turn."""
+_HIGH, _LOW = 1024 * 1024, 256 * 1024
+"""Bytes in the socket's buffer at which publishers stop, and go on."""
+_SHORTEST_FRAME = 8
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """Why a channel or a link is no more."""
+
+    by: LostBy
+    text: str
+    code: int | None = None
+
+    def __str__(self) -> str:
+        return self.text if self.code is None else f"{self.code} {self.text}"
+
+
+class Taker(Protocol):
+    """Whoever has claimed a channel. Called from the loop, frame by frame, in order."""
+
+    def method(self, method: int, data: bytes, at: int, end: int) -> bool:
+        """Take this method, whose arguments are `data[at:end]`, and the content that follows it.
+
+        What is not taken passes on to aiormq, with its content.
+        """
+        ...
+
+    def content(self, properties: bytes, body: bytes) -> None:
+        """What followed the last method taken: properties from the flags on, and the body."""
+        ...
+
+    def ended(self, end: End) -> None:
+        """The channel or its link is gone; nothing is called after it."""
+        ...
+
+
+class _Claim:
+    """A claimed channel, and how much of a content has come so far."""
+
+    __slots__ = ("channel", "left", "parts", "properties", "taker", "taking")
+
+    def __init__(self, channel: int, taker: Taker) -> None:
+        self.channel, self.taker = channel, taker
+        self.taking = False
+        self.left = 0
+        self.properties = b""
+        self.parts: list[bytes] = []
+
+
+class Lane(StreamReaderProtocol):
+    """One socket. Dead as soon as `end` is set; what is written after that is dropped."""
+
+    def __init__(self, heartbeat: int, on_control: Callable[[int, bytes, int], None]) -> None:
+        loop = asyncio.get_running_loop()
+        self.reader = StreamReader(limit=1024 * 1024, loop=loop)
+        super().__init__(self.reader, loop=loop)
+        self.end: End | None = None
+        self.finished = asyncio.Event()
+        self.closed: asyncio.Future[None] = loop.create_future()
+        self.heard_at = loop.time()
+        """When the last byte came, by the loop's clock."""
+        self._loop = loop
+        self._transport: Transport | None = None
+        self._on_control = on_control
+        self._claims: dict[int, _Claim] = {}
+        self._after_chunk: list[Callable[[], None]] = []
+        self._rest = b""
+        self._feed_every = heartbeat / 2
+        self._fed_at = self.heard_at
+        self._out: list[bytes] = []
+        self._gathered = 0
+        self._before_flush: list[Callable[[], None]] = []
+        self._is_flush_due = False
+        self._paused = False
+        self.writable = Bell()
+        """Rings when it is worth looking again: there is room, the link is gone, the broker has blocked or freed it."""
+
+    def streams(self) -> tuple[StreamReader, StreamWriter]:
+        """The two ends that aiormq works with."""
+        assert self._transport is not None
+        return self.reader, StreamWriter(self._transport, self, self.reader, self._loop)
+
+    # Claiming
+
+    def claim(self, channel: int, taker: Taker) -> None:
+        """Until the channel is closed, by whom ever."""
+        if self.end is not None:
+            taker.ended(self.end)
+        else:
+            self._claims[channel] = _Claim(channel, taker)
+
+    def after_chunk(self, call: Callable[[], None]) -> None:
+        """Call once, when all of what was received together has been taken apart."""
+        self._after_chunk.append(call)
+
+    # Reading
+
+    def data_received(self, data: bytes) -> None:
+        self.heard_at = now = self._loop.time()
+        if self._rest:
+            data = self._rest + data
+        length = len(data)
+        at = passed = 0  # everything before `passed` has been taken by us or handed to aiormq
+        while length - at >= _SHORTEST_FRAME:
+            kind, channel, size = cast("tuple[int, int, int]", frames.head_at(data, at))
+            end = at + _SHORTEST_FRAME + size
+            if kind > HEARTBEAT[0]:  # no frame: another protocol version answers with its name
+                at = length
+                break
+            if end > length:
+                break
+            claim = self._claims.get(channel)
+            if claim is not None and data[end - 1] == END_BYTE and self._take(claim, kind, data, at + 7, end - 1):
+                if passed < at:
+                    super().data_received(data[passed:at])
+                passed = end
+            elif channel == 0 and kind == METHOD:
+                self._on_control(cast("int", frames.u32_at(data, at + 7)[0]), data, at + 11)
+            at = end
+        if passed < at:
+            super().data_received(data[passed:at])
+            self._fed_at = now
+        elif now - self._fed_at > self._feed_every:
+            # aiormq judges the link by the frames that it sees; under load the broker sends none but those we take.
+            super().data_received(HEARTBEAT)
+            self._fed_at = now
+        self._rest = data[at:]
+        while self._after_chunk:
+            self._after_chunk.pop()()
+
+    def _take(self, claim: _Claim, kind: int, data: bytes, at: int, end: int) -> bool:
+        if kind == METHOD:
+            method = cast("int", frames.u32_at(data, at)[0])
+            claim.taking = claim.taker.method(method, data, at + 4, end)
+            if method == frames.CHANNEL_CLOSE:
+                code, text = frames.reason(data, at + 4)
+                self._end_channel(claim, End(LostBy.CHANNEL, text, code))
+            elif method == frames.CHANNEL_CLOSE_OK:
+                self._end_channel(claim, End(LostBy.CHANNEL, "closed by us"))
+        elif not claim.taking:
+            return False
+        elif kind == HEADER:
+            claim.properties = data[at + 12 : end]
+            claim.left = cast("int", frames.u64_at(data, at + 4)[0])
+            if not claim.left:
+                claim.taker.content(claim.properties, b"")
+        elif kind == BODY:
+            body = data[at:end]
+            claim.left -= len(body)
+            if claim.left > 0:
+                claim.parts.append(body)
+            elif claim.parts:
+                claim.parts.append(body)
+                body, claim.parts = b"".join(claim.parts), []
+                claim.taker.content(claim.properties, body)
+            else:
+                claim.taker.content(claim.properties, body)
+        return claim.taking
+
+    def _end_channel(self, claim: _Claim, end: End) -> None:
+        # Before aiormq can answer: until then the broker throws away what comes on this channel, afterwards
+        # it closes the whole connection for it.
+        self.flush()
+        self._claims.pop(claim.channel, None)
+        claim.taker.ended(end)
+
+    # Writing
+
+    def write(self, frame: bytes) -> None:
+        """Whole frames only. They leave at the end of this turn of the loop, in order, with all others of the turn."""
+        self._out.append(frame)
+        self.gathered(len(frame))
+
+    @property
+    def out(self) -> list[bytes]:
+        """Where whole frames are appended, to be followed at once by `gathered`."""
+        return self._out
+
+    def gathered(self, size: int) -> None:
+        self._flush_soon()
+        self._gathered += size
+        if self._gathered > _ROOM:
+            self.flush()
+
+    def before_flush(self, call: Callable[[], None]) -> None:
+        """Call once, at the end of this turn, to add what was put together in it."""
+        self._flush_soon()
+        self._before_flush.append(call)
+
+    def _flush_soon(self) -> None:
+        if not self._is_flush_due:
+            self._is_flush_due = True
+            self._loop.call_soon(self._flush_turn)
+
+    def _flush_turn(self) -> None:
+        self.flush()
+        self._is_flush_due = False
+
+    def flush(self) -> None:
+        while self._before_flush:
+            self._before_flush.pop()()
+        if self._out and self.end is None and self._transport is not None:
+            self._transport.write(b"".join(self._out))
+        self._out.clear()
+        self._gathered = 0
+
+    @property
+    def is_congested(self) -> bool:
+        """The socket does not keep up: write no more messages before `writable` rings."""
+        return self._paused
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._paused = True
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._paused = False
+        self.writable.ring()
+
+    # Beginning and end
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        self._transport = cast("Transport", transport)
+        self._transport.set_write_buffer_limits(_HIGH, _LOW)
+
+    def eof_received(self) -> bool:
+        super().eof_received()
+        self.finish(End(LostBy.CONNECTION, "the server closed the connection"))
+        return False
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.finish(End(LostBy.CONNECTION, str(exc) or type(exc).__name__ if exc else "the connection was closed"))
+        super().connection_lost(exc)
+        if not self.closed.done():
+            self.closed.set_result(None)
+
+    def finish(self, end: End) -> None:
+        """From here on nothing is written or handed out. The socket may still live for aiormq's last words."""
+        if self.end is not None:
+            return
+        self.end = end
+        self._out.clear()
+        self._before_flush.clear()
+        claims, self._claims = self._claims, {}
+        for claim in claims.values():
+            try:
+                claim.taker.ended(end)
+            except Exception:
+                log.exception("what a lost link held could not be told")
+        self.finished.set()
+        self.writable.ring()
+
+    def abort(self, why: str) -> None:
+        """Hang up, whatever is still to be sent."""
+        self.finish(End(LostBy.CONNECTION, why))
+        if self._transport is not None:
+            self._transport.abort()
+
+    async def hang_up(self, why: str) -> None:
+        """The same, and no socket is left when it returns."""
+        self.abort(why)
+        if self._transport is not None:
+            await asyncio.wait({self.closed}, timeout=1)

@@ -1,0 +1,113 @@
+"""What one channel holds unsettled, and the acknowledgements of one turn of the loop, put together."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+
+from acemq.errors import CapabilityError
+from acemq.transport import Delivery, Settled, Settlement, Verb
+
+from . import frames
+from .lane import Lane
+
+log = logging.getLogger("acemq.rabbitmq")
+
+_REQUEUES = {"delay": ("delayed requeue", "delay"), "headers": ("requeue with other headers", "headers")}
+"""What only a copy can do here."""
+
+
+class Receipt:
+    """Where a delivery is settled. A tag means nothing on another channel, so it never travels without its ledger."""
+
+    __slots__ = ("ledger", "stale", "tag")
+
+    def __init__(self, ledger: Ledger, tag: int) -> None:
+        self.ledger, self.tag, self.stale = ledger, tag, False
+
+
+class Ledger:
+    """Every delivery that the broker has handed to this channel, from its arrival to its settlement.
+
+    Only a tag that is held is ever sent: an unknown one would make the broker close the channel.
+    """
+
+    def __init__(self, lane: Lane, channel: int) -> None:
+        self.held: dict[int, Delivery] = {}
+        """In the order of the tags, since they arrive in it."""
+        self._lane, self._channel = lane, channel
+        self.after_write: Callable[[], None] | None = None
+        """Called when settlements have been written: there may be room for more."""
+        self._accepted: list[int] = []
+        self._requeued: list[int] = []
+
+    def hold(self, tag: int, delivery: Delivery) -> None:
+        self.held[tag] = delivery
+
+    def settle(self, tag: int, verb: Verb) -> bool:
+        """False when it is no longer held. What is settled leaves at the end of this turn of the loop."""
+        if self.held.pop(tag, None) is None:
+            return False
+        if not self._accepted and not self._requeued:
+            self._lane.before_flush(self.write)
+        # A drop is an ack, too: a reject would feed the dead-letter exchange of the queue.
+        (self._requeued if verb is Verb.REQUEUE else self._accepted).append(tag)
+        return True
+
+    def write(self) -> None:
+        """Write what was settled: as one frame as far as nothing below it is still held, the rest one by one."""
+        accepted, requeued = self._accepted, self._requeued
+        self._accepted, self._requeued = [], []
+        for frame in settlement_frames(self._channel, accepted, requeued, next(iter(self.held), None)):
+            self._lane.write(frame)
+        if self.after_write is not None:
+            self.after_write()
+
+    def lose(self) -> Sequence[Delivery]:
+        """The channel is gone, and with it all that it held."""
+        lost = list(self.held.values())
+        self.held.clear()
+        self._accepted, self._requeued = [], []
+        return lost
+
+
+def settlement_frames(channel: int, accepted: list[int], requeued: list[int], lowest_held: int | None) -> list[bytes]:
+    """A `multiple` covers every tag up to its own, so it may only name one below which nothing is held."""
+    # Requeues first: a `multiple` after them does not touch them, before them it would accept them.
+    out = [frames.nack(channel, tag) for tag in requeued]
+    if lowest_held is None:
+        covered, single = accepted, []
+    else:
+        covered = [tag for tag in accepted if tag < lowest_held]
+        single = [tag for tag in accepted if tag > lowest_held]
+    if covered:
+        out.append(frames.ack(channel, max(covered), multiple=len(covered) > 1))
+    out.extend(frames.ack(channel, tag) for tag in single)
+    return out
+
+
+def settle(settlement: Settlement) -> Settled:
+    """One item of `Transport.settle`: never waits, never raises."""
+    delivery = settlement.delivery
+    receipt = delivery.receipt
+    if not isinstance(receipt, Receipt):
+        return _stale(delivery, None)
+    if settlement.delay or settlement.headers is not None:
+        refusal = CapabilityError("rabbitmq", *_REQUEUES["delay" if settlement.delay else "headers"])
+        log.error("settling %s of %r: %s", delivery.message_id, delivery.queue, refusal)
+        return Settled.FAILED
+    if receipt.ledger.settle(receipt.tag, settlement.verb):
+        return Settled.DONE
+    return _stale(delivery, receipt)
+
+
+def _stale(delivery: Delivery, receipt: Receipt | None) -> Settled:
+    if receipt is None or not receipt.stale:
+        log.warning(
+            "settling %s of %r: the broker no longer holds it for us; it may be delivered again",
+            delivery.message_id,
+            delivery.queue,
+        )
+    if receipt is not None:
+        receipt.stale = True
+    return Settled.STALE

@@ -1,0 +1,525 @@
+"""The transport itself: two links, a publisher, subscriptions, and the verbs of `acemq.transport.Transport`.
+
+Two connections, because RabbitMQ stops reading from one that publishes while it is short of memory or disk: an
+acknowledgement sent on it is not read either, and what was finished meanwhile would be delivered again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from datetime import datetime, timedelta
+from itertools import count
+
+from acemq.clock import Clock, check_duration
+from acemq.errors import CapabilityError, ClosedError, ConfigurationError
+from acemq.retry import Backoff
+from acemq.topology import Topology
+from acemq.transport import (
+    ApplyMode,
+    Capabilities,
+    Delivery,
+    Depth,
+    Finding,
+    Kind,
+    NotConnected,
+    Outgoing,
+    Phase,
+    PublishResult,
+    Renewal,
+    Settled,
+    Settlement,
+    Sink,
+    TransportError,
+    TransportState,
+    WrongLoop,
+)
+
+from . import frames, ledger
+from .address import Address
+from .link import Link
+from .publish import Publisher
+from .pull import Puller
+from .receive import ConsumeOptions, Subscription
+from .session import ANSWER_LIMIT
+from .topology import BrokerTopology
+
+log = logging.getLogger("acemq.rabbitmq")
+
+CAPABILITIES = Capabilities(
+    transport="rabbitmq",
+    durable=True,
+    ordering="fifo",
+    ordered_queues=True,
+    requeue_place="any",
+    unroutable="told",
+    dead_letter_routes=True,
+    expiry=True,
+    priorities=256,
+    hold_limit=timedelta(minutes=30),
+    fenced=True,
+    consumer_priority=True,
+    max_length=True,
+    max_message=frames.MAX_MESSAGE,
+    depth="ready",
+    notes=(
+        "Durable are persistent messages in durable queues.",
+        "Priorities are those of classic queues declared with priorities=.",
+        "Deliveries are counted by quorum queues, from which RabbitMQ 4 drops or dead-letters a message after 20.",
+        "hold_limit is the broker's consumer_timeout, by default.",
+        "Exclusive consumers and streams are not built yet.",
+    ),
+)
+_QUORUM = "What is requeued goes to the tail of a quorum queue, or near its head where a delivery limit is set."
+_SHARED = "One connection for everything: while the broker is short of memory or disk, acknowledgements wait, too."
+
+
+class _Running:
+    """All that lives from one `open` to the next `close`, and belongs to one event loop."""
+
+    def __init__(
+        self, address: Address, name: str, clock: Clock, reconnect: Backoff, links: int, changed: Callable[[], None]
+    ) -> None:
+        self.loop = asyncio.get_running_loop()
+        names = [f"{name} publish", f"{name} consume"] if links == 2 else [name]
+        self.links = [Link(each, address, clock, reconnect, changed) for each in names]
+        self.topology = BrokerTopology(self.links[-1], clock)
+        self.publisher = Publisher(
+            self.links[0], clock, look=self.topology.look_at_exchange, check_priority=self.topology.check_priority
+        )
+        self.subscriptions: set[Subscription] = set()
+        self.pullers: dict[str, Puller] = {}
+        self.publishing: asyncio.Task[None] | None = None
+
+    async def open(self) -> None:
+        try:
+            async with asyncio.TaskGroup() as dialling:
+                for link in self.links:
+                    dialling.create_task(link.open())
+        except BaseExceptionGroup as failures:
+            raise failures.exceptions[0] from None
+        self.publishing = asyncio.create_task(self.publisher.keep(), name="acemq keeps a channel to publish on")
+        await self.publisher.ready()
+
+    async def close(self, grace: float) -> None:
+        deadline = self.loop.time() + grace
+        with suppress(TimeoutError):
+            async with asyncio.timeout_at(deadline):
+                await asyncio.gather(*(subscription.stop() for subscription in self.subscriptions))
+                await self.publisher.idle()
+        await self.hang_up(0.5)
+
+    async def abandon(self, opening: asyncio.Task[None]) -> None:
+        """Nothing is left of an `open` that has failed or been cancelled."""
+        opening.cancel()
+        await asyncio.wait({opening})
+        if not opening.cancelled():
+            opening.exception()
+        await self.hang_up(0)
+
+    async def hang_up(self, within: float) -> None:
+        self.publisher.close()
+        for subscription in list(self.subscriptions):
+            subscription.forget()
+        if self.publishing is not None:
+            self.publishing.cancel()
+            await asyncio.wait({self.publishing})
+        # What is held goes back in place with its connection, behind what was settled.
+        await asyncio.gather(*(link.close(within) for link in self.links))
+
+
+class RabbitMQ:
+    """A `Transport` on RabbitMQ."""
+
+    def __init__(
+        self,
+        address: Address,
+        *,
+        name: str,
+        clock: Clock,
+        reconnect: Backoff,
+        on_change: Callable[[TransportState], None] | None,
+        connections: int,
+    ) -> None:
+        self._address, self._name, self._clock, self._reconnect = address, name, clock, reconnect
+        self._on_change, self._connections = on_change, connections
+        self._capabilities = CAPABILITIES
+        if connections == 1:
+            self._capabilities = replace(CAPABILITIES, notes=(*CAPABILITIES.notes, _SHARED))
+        self._running: _Running | None = None
+        self._opening: asyncio.Task[None]
+        self._closing: asyncio.Task[None] | None = None
+        self._phase = Phase.NEW
+        self._since = clock.now()
+        self._generation = 0
+        self._numbers = count(1)
+
+    def __repr__(self) -> str:
+        return f"<RabbitMQ {self.state.endpoint} {self._phase}>"
+
+    # How it is
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return self._capabilities
+
+    def capabilities_of(self, kind: Kind, name: str, /) -> Capabilities:
+        declared = self._running.topology.known(kind, name) if self._running is not None else None
+        if declared is None or kind == "exchange":
+            return self._capabilities
+        if declared.type == "quorum":
+            notes = (*self._capabilities.notes, _QUORUM)
+            return replace(self._capabilities, counts_deliveries=True, priorities=0, notes=notes)
+        levels = self._running.topology.levels(name) if self._running is not None else None
+        return replace(self._capabilities, requeue_place="head", durable=declared.durable, priorities=levels or 0)
+
+    @property
+    def state(self) -> TransportState:
+        running = self._running
+        links = running.links if running is not None else []
+        failed = max((link for link in links if link.last_error_at), key=_failed_at, default=None)
+        publishing = links[0].session if links else None
+        return TransportState(
+            phase=self._phase,
+            since=self._since,
+            endpoint=links[0].endpoint if links else ",".join(map(self._address.endpoint, self._address.hosts)),
+            blocked=publishing.blocked if publishing is not None else None,
+            last_error=failed.last_error if failed is not None else None,
+            last_error_at=failed.last_error_at if failed is not None else None,
+            terminal=any(link.is_hopeless for link in links),
+            dials=max((link.dials for link in links), default=0),
+            generation=self._generation,
+            outstanding=running.publisher.outstanding if running is not None else 0,
+        )
+
+    def _links_changed(self) -> None:
+        phases = {link.phase for link in self._running.links} if self._running is not None else set[Phase]()
+        if self._phase in (Phase.CONNECTING, Phase.CONNECTED, Phase.RECONNECTING):
+            if phases == {Phase.CONNECTED}:
+                if self._phase is not Phase.CONNECTED:
+                    self._generation += 1
+                self._now(Phase.CONNECTED)
+                return
+            if self._phase is Phase.CONNECTED:
+                self._now(Phase.RECONNECTING)
+                return
+        self._tell()
+
+    def _now(self, phase: Phase) -> None:
+        if phase is not self._phase:
+            self._phase, self._since = phase, self._clock.now()
+        self._tell()
+
+    def _tell(self) -> None:
+        if self._on_change is not None:
+            try:
+                self._on_change(self.state)
+            except Exception:
+                log.exception("a change of state could not be told")
+
+    # Opening and closing
+
+    async def open(self, *, within: timedelta) -> None:
+        limit = check_duration("within", within).total_seconds()
+        if self._phase not in (Phase.NEW, Phase.CLOSED):
+            raise ClosedError(f"{self._name} is open already")
+        self._running = running = _Running(
+            self._address, self._name, self._clock, self._reconnect, self._connections, self._links_changed
+        )
+        self._now(Phase.CONNECTING)
+        self._opening = opening = asyncio.create_task(running.open())
+        try:
+            await asyncio.wait({opening}, timeout=limit)
+            if opening.cancelled():
+                raise ClosedError(f"{self._name} was closed while it was opening")
+            if not opening.done():
+                last = next((link.last_error for link in running.links if link.last_error), "no answer")
+                where = ", ".join(map(self._address.endpoint, self._address.hosts))
+                raise NotConnected(f"no broker reached at {where} within {limit:g} s; last: {last}")
+            opening.result()
+        except BaseException:
+            if self._closing is None:  # else that does what is left to do
+                await running.abandon(opening)
+                self._running = None
+                self._now(Phase.NEW)
+            raise
+
+    async def close(self, grace: float) -> None:
+        deadline = self.loop.time() + grace
+        with suppress(TimeoutError):
+            async with asyncio.timeout_at(deadline):
+                await asyncio.gather(*(subscription.stop() for subscription in self.subscriptions))
+                await self.publisher.idle()
+        await self.hang_up(0.5)
+
+    async def abandon(self, opening: asyncio.Task[None]) -> None:
+        """Nothing is left of an `open` that has failed or been cancelled."""
+        opening.cancel()
+        await asyncio.wait({opening})
+        if not opening.cancelled():
+            opening.exception()
+        await self.hang_up(0)
+
+    async def hang_up(self, within: float) -> None:
+        self.publisher.close()
+        for subscription in list(self.subscriptions):
+            subscription.forget()
+        if self.publishing is not None:
+            self.publishing.cancel()
+            await asyncio.wait({self.publishing})
+        # What is held goes back in place with its connection, behind what was settled.
+        await asyncio.gather(*(link.close(within) for link in self.links))
+
+
+class RabbitMQ:
+    """A `Transport` on RabbitMQ."""
+
+    def __init__(
+        self,
+        address: Address,
+        *,
+        name: str,
+        clock: Clock,
+        reconnect: Backoff,
+        on_change: Callable[[TransportState], None] | None,
+        connections: int,
+    ) -> None:
+        self._address, self._name, self._clock, self._reconnect = address, name, clock, reconnect
+        self._on_change, self._connections = on_change, connections
+        self._capabilities = CAPABILITIES
+        if connections == 1:
+            self._capabilities = replace(CAPABILITIES, notes=(*CAPABILITIES.notes, _SHARED))
+        self._running: _Running | None = None
+        self._opening: asyncio.Task[None]
+        self._closing: asyncio.Task[None] | None = None
+        self._phase = Phase.NEW
+        self._since = clock.now()
+        self._generation = 0
+        self._numbers = count(1)
+
+    def __repr__(self) -> str:
+        return f"<RabbitMQ {self.state.endpoint} {self._phase}>"
+
+    # How it is
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return self._capabilities
+
+    def capabilities_of(self, kind: Kind, name: str, /) -> Capabilities:
+        declared = self._running.topology.known(kind, name) if self._running is not None else None
+        if declared is None or kind == "exchange":
+            return self._capabilities
+        if declared.type == "quorum":
+            notes = (*self._capabilities.notes, _QUORUM)
+            return replace(self._capabilities, counts_deliveries=True, priorities=0, notes=notes)
+        levels = self._running.topology.levels(name) if self._running is not None else None
+        return replace(self._capabilities, requeue_place="head", durable=declared.durable, priorities=levels or 0)
+
+    @property
+    def state(self) -> TransportState:
+        running = self._running
+        links = running.links if running is not None else []
+        failed = max((link for link in links if link.last_error_at), key=_failed_at, default=None)
+        publishing = links[0].session if links else None
+        return TransportState(
+            phase=self._phase,
+            since=self._since,
+            endpoint=links[0].endpoint if links else ",".join(map(self._address.endpoint, self._address.hosts)),
+            blocked=publishing.blocked if publishing is not None else None,
+            last_error=failed.last_error if failed is not None else None,
+            last_error_at=failed.last_error_at if failed is not None else None,
+            terminal=any(link.is_hopeless for link in links),
+            dials=max((link.dials for link in links), default=0),
+            generation=self._generation,
+            outstanding=running.publisher.outstanding if running is not None else 0,
+        )
+
+    def _links_changed(self) -> None:
+        phases = {link.phase for link in self._running.links} if self._running is not None else set[Phase]()
+        if self._phase in (Phase.CONNECTING, Phase.CONNECTED, Phase.RECONNECTING):
+            if phases == {Phase.CONNECTED}:
+                if self._phase is not Phase.CONNECTED:
+                    self._generation += 1
+                self._now(Phase.CONNECTED)
+                return
+            if self._phase is Phase.CONNECTED:
+                self._now(Phase.RECONNECTING)
+                return
+        self._tell()
+
+    def _now(self, phase: Phase) -> None:
+        if phase is not self._phase:
+            self._phase, self._since = phase, self._clock.now()
+        self._tell()
+
+    def _tell(self) -> None:
+        if self._on_change is not None:
+            try:
+                self._on_change(self.state)
+            except Exception:
+                log.exception("a change of state could not be told")
+
+    # Opening and closing
+
+    async def open(self, *, within: timedelta) -> None:
+        limit = check_duration("within", within).total_seconds()
+        if self._phase not in (Phase.NEW, Phase.CLOSED):
+            raise ClosedError(f"{self._name} is open already")
+        self._running = running = _Running(
+            self._address, self._name, self._clock, self._reconnect, self._connections, self._links_changed
+        )
+        self._now(Phase.CONNECTING)
+        self._opening = asyncio.create_task(running.open())
+        try:
+            await asyncio.wait({self._opening}, timeout=limit)
+            if self._opening.done() and not self._opening.cancelled():
+                self._opening.result()
+                return
+            if self._phase is not Phase.CONNECTING:
+                raise ClosedError(f"{self._name} was closed while it was opening")
+            last = next((link.last_error for link in running.links if link.last_error), "no answer")
+            where = ", ".join(map(self._address.endpoint, self._address.hosts))
+            raise NotConnected(f"no broker reached at {where} within {limit:g} s; last: {last}")
+        except BaseException:
+            self._opening.cancel()
+            with suppress(BaseException):
+                await self._opening
+            if self._phase in (Phase.CONNECTING, Phase.CONNECTED, Phase.RECONNECTING):
+                await running.hang_up(0)
+                self._running = None
+                self._now(Phase.NEW)
+            raise
+
+    async def close(self, grace: timedelta = timedelta(seconds=20)) -> None:
+        if self._closing is None:
+            if self._running is None:
+                self._now(Phase.CLOSED)
+                return
+            self._check_loop(self._running)
+            self._now(Phase.CLOSING)
+            self._closing = asyncio.create_task(self._close(self._running, grace.total_seconds()))
+        # Every caller waits for the same end; a cancelled one does not stop it.
+        await asyncio.shield(self._closing)
+
+    async def _close(self, running: _Running, grace: float) -> None:
+        try:
+            if not self._opening.done():
+                self._opening.cancel()
+                await asyncio.wait({self._opening})
+                grace = 0
+            await running.close(grace)
+        finally:
+            self._running = self._closing = None
+            self._now(Phase.CLOSED)
+
+    def _enter(self) -> _Running:
+        running = self._running
+        if running is None or self._phase in (Phase.CLOSING, Phase.CLOSED):
+            raise ClosedError(f"{self._name} is {'closed' if self._phase is not Phase.NEW else 'not open yet'}")
+        self._check_loop(running)
+        return running
+
+    def _check_loop(self, running: _Running) -> None:
+        if asyncio.get_running_loop() is not running.loop:
+            raise WrongLoop(f"{self._name} belongs to the event loop that opened it; open one per loop")
+
+    # The verbs
+
+    async def apply(self, topology: Topology, mode: ApplyMode) -> Sequence[Finding]:
+        running = self._enter()
+        if not isinstance(mode, ApplyMode):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise ConfigurationError(f"mode={mode!r} must be one of ApplyMode")
+        findings = await running.topology.apply(topology, mode)
+        created = {finding.name for finding in findings if finding.verdict == "created" and finding.kind == "queue"}
+        for subscription in running.subscriptions:
+            if subscription.queue in created:
+                subscription.nudge()
+        return findings
+
+    async def publish(
+        self, batch: Sequence[Outgoing], *, within: timedelta, transaction: object | None = None
+    ) -> Sequence[PublishResult]:
+        running = self._enter()
+        if transaction is not None:
+            raise CapabilityError("rabbitmq", "transactions with a database", "transaction", "Use the outbox")
+        return await running.publisher.publish(batch, within.total_seconds())
+
+    async def subscribe(
+        self,
+        queue: str,
+        sink: Sink,
+        *,
+        prefetch: int,
+        exclusive: bool = False,
+        lease: timedelta | None = None,
+        options: Mapping[str, object] | None = None,
+    ) -> Subscription:
+        running = self._enter()
+        if not 1 <= prefetch <= 65535:
+            raise ConfigurationError(f"prefetch={prefetch} must be from 1 to 65535")
+        if exclusive:
+            raise CapabilityError("rabbitmq", "exclusive", "exclusive", "It is not built yet")
+        _refuse_lease(lease)
+        wanted = ConsumeOptions.read(options or {})
+        subscription = Subscription(
+            queue,
+            sink,
+            prefetch=prefetch,
+            name=wanted.name or f"{self._name}/{next(self._numbers)}"[:80],
+            options=wanted,
+            link=running.links[-1],
+            clock=self._clock,
+            topology=running.topology,
+            on_closed=running.subscriptions.discard,
+        )
+        await subscription.open(ANSWER_LIMIT)
+        running.subscriptions.add(subscription)
+        return subscription
+
+    async def pull(
+        self, queue: str, *, most: int, wait: timedelta, lease: timedelta | None = None
+    ) -> Sequence[Delivery]:
+        running = self._enter()
+        if most < 1:
+            raise ConfigurationError(f"most={most} must be 1 or more")
+        _refuse_lease(lease)
+        puller = running.pullers.get(queue)
+        if puller is None:
+            puller = running.pullers[queue] = Puller(queue, running.links[-1], running.topology)
+        return await puller.pull(most, check_duration("wait", wait, zero=True).total_seconds())
+
+    async def settle(self, batch: Sequence[Settlement]) -> Sequence[Settled]:
+        if self._running is not None:
+            self._check_loop(self._running)
+        return [ledger.settle(settlement) for settlement in batch]
+
+    async def renew(self, batch: Sequence[Delivery], lease: timedelta) -> Sequence[Renewal]:
+        self._enter()
+        error = TransportError("rabbitmq has no leases: a delivery is held until it is settled or its channel ends")
+        return [Renewal("failed", error=error) for _ in batch]
+
+    async def depth(self, queue: str) -> Depth:
+        return await self._enter().topology.depth(queue)
+
+    async def exists(self, name: str, kind: Kind = "queue") -> bool:
+        return await self._enter().topology.exists(name, kind)
+
+    async def delete(self, name: str, kind: Kind = "queue", *, only_if_empty: bool = False) -> bool:
+        return await self._enter().topology.delete(name, kind, only_if_empty=only_if_empty)
+
+    async def purge(self, queue: str) -> int | None:
+        return await self._enter().topology.purge(queue)
+
+
+def _refuse_lease(lease: timedelta | None) -> None:
+    if lease is not None:
+        raise CapabilityError("rabbitmq", "leases", "lease", "A delivery is held until it is settled")
+
+
+def _failed_at(link: Link) -> datetime:
+    assert link.last_error_at is not None
+    return link.last_error_at

@@ -1,0 +1,187 @@
+"""Pulling: `basic.get` on a channel per queue, several asked for at once."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Sequence
+
+from acemq.transport import AccessDenied, Delivery, NotConnected, QueueMissing, TimedOut, TransportError, Verb
+
+from . import frames
+from .incoming import IncomingChannel
+from .lane import End
+from .link import Link
+from .receive import Topology
+from .session import ANSWER_LIMIT, Session, close_channel
+
+_FIRST_LOOK, _SLOWEST_LOOK = 0.02, 0.1
+"""Seconds between looks into an empty queue, growing from one to the other."""
+_AT_ONCE = 200
+"""Messages asked for in one go."""
+
+
+class _Request:
+    """Some `basic.get`s under way; the broker answers them in order."""
+
+    def __init__(self, count: int) -> None:
+        self.unanswered = count
+        self.got: list[tuple[int, Delivery]] = []
+        self.left = 0
+        """In the queue behind the last message handed out."""
+        self.answered: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.is_abandoned = False
+
+
+class _Pulled(IncomingChannel):
+    def __init__(self, session: Session, queue: str, topology: Topology) -> None:
+        super().__init__(session, queue, counts=topology.counts_deliveries(queue))
+        self._requests: deque[_Request] = deque()
+        self._left = 0
+
+    def get(self, count: int) -> _Request:
+        request = _Request(count)
+        if self.end is not None:
+            request.answered.set_result(None)
+            return request
+        self._requests.append(request)
+        frame = frames.get(self.channel.number, self.queue)
+        for _ in range(count):
+            self.session.lane.write(frame)
+        return request
+
+    def abandon(self, request: _Request) -> None:
+        """Give back what it got and whatever is still to come."""
+        request.is_abandoned = True
+        for tag, _ in request.got:
+            self.ledger.settle(tag, Verb.REQUEUE)
+
+    def method(self, method: int, data: bytes, at: int, end: int) -> bool:
+        if method == frames.BASIC_GET_EMPTY:
+            self._answered()
+            return True
+        if method == frames.BASIC_GET_OK:
+            (self._left,) = frames.u32_at(data, end - 4)
+        return super().method(method, data, at, end)
+
+    def arrived(self, tag: int, delivery: Delivery) -> None:
+        request = self._requests[0]
+        if request.is_abandoned:
+            self.ledger.settle(tag, Verb.REQUEUE)
+        else:
+            request.got.append((tag, delivery))
+            request.left = self._left
+        self._answered()
+
+    def _answered(self) -> None:
+        request = self._requests[0]
+        request.unanswered -= 1
+        if not request.unanswered:
+            self._requests.popleft()
+            if not request.answered.done():
+                request.answered.set_result(None)
+
+    def ended(self, end: End) -> None:
+        super().ended(end)
+        if self.is_open:
+            self.ledger.lose()
+        for request in self._requests:
+            request.got.clear()
+            if not request.answered.done():
+                request.answered.set_result(None)
+        self._requests.clear()
+
+
+class Puller:
+    """One queue's channel, opened at the first pull and kept: what was pulled is settled on it."""
+
+    def __init__(self, queue: str, link: Link, topology: Topology) -> None:
+        self._queue, self._link, self._topology = queue, link, topology
+        self._channel: _Pulled | None = None
+        self._opening: asyncio.Task[_Pulled] | None = None
+
+    async def pull(self, most: int, wait: float) -> Sequence[Delivery]:
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + wait
+        pause = _FIRST_LOOK
+        while True:
+            channel = await self._ready(deadline)
+            got = await self._take(channel, most)
+            left = deadline - loop.time()
+            if got or (left <= 0 and channel.end is None):
+                return got
+            if channel.end is not None and channel.end.code is not None:
+                raise _refusal(self._queue, channel.end)
+            if left > 0:
+                await asyncio.sleep(min(pause, left))
+            pause = min(pause * 1.5, _SLOWEST_LOOK)
+
+    async def _take(self, channel: _Pulled, most: int) -> list[Delivery]:
+        """What is there now, at most so many: one look, and then as many as the broker says are left."""
+        taken: list[tuple[int, Delivery]] = []
+        ask = 1
+        while ask:
+            request = channel.get(ask)
+            try:
+                async with asyncio.timeout(ANSWER_LIMIT):
+                    await request.answered
+            except BaseException as error:
+                channel.abandon(request)
+                for tag, _ in taken:
+                    channel.ledger.settle(tag, Verb.REQUEUE)
+                if isinstance(error, TimeoutError):
+                    raise TimedOut(
+                        f"queue {self._queue!r} gave no answer to a pull within {ANSWER_LIMIT:g} s"
+                    ) from None
+                raise
+            taken += request.got
+            ask = min(request.left, most - len(taken), _AT_ONCE) if request.got else 0
+        if channel.end is not None:
+            return []  # they come again, on another channel
+        return [delivery for _, delivery in taken]
+
+    async def _ready(self, deadline: float) -> _Pulled:
+        if self._channel is not None and self._channel.end is None:
+            return self._channel
+        try:
+            async with asyncio.timeout_at(max(deadline, asyncio.get_running_loop().time() + 0.01)):
+                session = await self._link.live()
+        except TimeoutError:
+            raise NotConnected(f"no link to pull from {self._queue!r} on: {self._link.last_error}") from None
+        if self._opening is None:
+            # In a task of its own: a cancelled pull must not take the channel from another that waits for it, too.
+            self._opening = asyncio.create_task(self._open(session))
+            self._opening.add_done_callback(self._opened)
+        return await asyncio.shield(self._opening)
+
+    def _opened(self, opening: asyncio.Task[_Pulled]) -> None:
+        self._opening = None
+        if not opening.cancelled() and opening.exception() is None:
+            self._channel = opening.result()
+
+    async def _open(self, session: Session) -> _Pulled:
+        channel = _Pulled(session, self._queue, self._topology)
+        try:
+            async with asyncio.timeout(ANSWER_LIMIT):
+                await channel.open()
+        except TimeoutError:
+            raise TimedOut("no answer to the opening of a channel") from None
+        return channel
+
+    async def close(self) -> None:
+        if self._opening is not None:
+            self._opening.cancel()
+        if self._channel is not None and self._channel.end is None:
+            self._channel.session.lane.flush()
+            self._channel.ledger.lose()
+            await close_channel(self._channel.channel)
+
+
+def _refusal(queue: str, end: End) -> TransportError:
+    match end.code:
+        case 404:
+            return QueueMissing(f"queue {queue!r} does not exist: {end.text}; declare it first", code=404)
+        case 403:
+            return AccessDenied(f"queue {queue!r} may not be read: {end.text}", code=403)
+        case _:
+            return TransportError(f"queue {queue!r}: {end.text}", code=end.code)

@@ -1,0 +1,400 @@
+"""Subscriptions: a channel each, registered again by themselves for as long as they live."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol, cast
+
+from aiormq.abc import ArgumentsType, DeliveredMessage
+
+from acemq.clock import Clock
+from acemq.errors import AcemqError, CapabilityError, ConfigurationError
+from acemq.headers import HeaderValue, check
+from acemq.transport import (
+    AccessDenied,
+    Delivery,
+    LostBy,
+    NotConnected,
+    QueueMissing,
+    Sink,
+    SubscriptionPhase,
+    SubscriptionState,
+    TimedOut,
+    TransportError,
+    Verb,
+)
+
+from . import frames
+from .bell import Bell
+from .incoming import IncomingChannel
+from .lane import End
+from .link import Link
+from .session import ANSWER_LIMIT, Session, ask, close_channel
+
+log = logging.getLogger("acemq.rabbitmq")
+
+_SPACED = (1.0, 5.0)
+"""Seconds between registrations that fail, from and to. The first one after a loss is made at once."""
+_MISSING = (5.0, 30.0)
+"""Likewise while the queue does not exist."""
+_LASTING = 30.0
+"""Seconds after which a registration counts as good, and its end as the first."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConsumeOptions:
+    """What `options` of `subscribe` may hold."""
+
+    name: str | None = None
+    """The consumer tag, the same after a recovery."""
+    priority: int | None = None
+    arguments: Mapping[str, HeaderValue] = field(default_factory=dict[str, HeaderValue])
+
+    @staticmethod
+    def read(given: Mapping[str, object]) -> ConsumeOptions:
+        for key, value in given.items():
+            match key, value:
+                case "name", str() if 1 <= len(value.encode()) <= frames.SHORT_LIMIT:
+                    pass
+                case "priority", int() if not isinstance(value, bool) and -(2**31) <= value < 2**31:
+                    pass
+                case "arguments", Mapping():
+                    for name, argument in cast("Mapping[str, object]", value).items():
+                        check(name, argument)
+                case "offset", _:
+                    raise CapabilityError("rabbitmq", "streams", "offset", "They are not built yet")
+                case "name" | "priority" | "arguments", _:
+                    raise ConfigurationError(f"{key}={value!r} of a subscription cannot be used")
+                case _:
+                    raise ConfigurationError(
+                        f"option {key!r} of a subscription is not known; there are name, priority and arguments"
+                    )
+        return ConsumeOptions(**cast("dict[str, Any]", given))
+
+    def consume_arguments(self) -> ArgumentsType:
+        priority = {} if self.priority is None else {"x-priority": self.priority}
+        return cast("ArgumentsType", {**self.arguments, **priority})
+
+
+class Topology(Protocol):
+    """What a subscription asks about its queue."""
+
+    def counts_deliveries(self, queue: str) -> bool | None: ...
+
+    async def restore(self, session: Session, queue: str, *, was_missing: bool) -> bool:
+        """Make again what this transport had made and a new connection does not find; True if the queue is back."""
+        ...
+
+
+class _Consumer(IncomingChannel):
+    """The channel of a subscription, from its opening to its end."""
+
+    def __init__(self, session: Session, subscription: Subscription) -> None:
+        queue = subscription.queue
+        super().__init__(session, queue, counts=subscription.topology.counts_deliveries(queue))
+        self.is_registered = False
+        self.was_cancelled = False
+        """By the broker: the queue is gone, or its leader has moved."""
+        self._subscription = subscription
+        self._waiting: list[Delivery] = []
+        """Arrived, and not handed out yet."""
+
+    async def register(self) -> None:
+        """Open the channel if it is not open yet, and ask for deliveries."""
+        wanted = self._subscription
+        async with asyncio.timeout(ANSWER_LIMIT):
+            if not self.is_open:
+                await self.open()
+                await ask(self.channel.basic_qos(prefetch_count=wanted.prefetch))
+            arguments = wanted.options.consume_arguments()
+            await ask(
+                self.channel.basic_consume(self.queue, _never_called, consumer_tag=wanted.name, arguments=arguments)
+            )
+        self.is_registered = True
+
+    @property
+    def is_usable(self) -> bool:
+        return self.end is None and not self.was_cancelled
+
+    @property
+    def handed_out(self) -> int:
+        return len(self.ledger.held) - len(self._waiting) if self.is_open else 0
+
+    def cancel(self) -> None:
+        """Ask for nothing more, from now on and without waiting for an answer."""
+        if self.is_registered and self.is_usable:
+            self.session.lane.write(frames.cancel(self.channel.number, self._subscription.name))
+            self.channel.consumers.pop(self._subscription.name, None)  # else aiormq would not register it again
+        self.is_registered = False
+
+    def method(self, method: int, data: bytes, at: int, end: int) -> bool:
+        if method == frames.BASIC_CANCEL:
+            self.was_cancelled = True
+            self._subscription.lost_queue(self)
+        return super().method(method, data, at, end)
+
+    def arrived(self, tag: int, delivery: Delivery) -> None:
+        if self._subscription.is_paused:
+            self.ledger.settle(tag, Verb.REQUEUE)  # was on its way when we cancelled: for somebody else
+            return
+        if not self._waiting:
+            self.session.lane.after_chunk(self.hand_out)
+        self._waiting.append(delivery)
+
+    def hand_out(self) -> None:
+        """What has come together, in one call. It waits while the subscription is not open, and above its prefetch.
+
+        The broker keeps to the prefetch by itself; after a pause it does not count what was out before it.
+        """
+        room = self._subscription.room(self)
+        if room > 0 and self._waiting:
+            batch, self._waiting = self._waiting[:room], self._waiting[room:]
+            self._subscription.deliver(batch)
+        self.ledger.after_write = self.hand_out if self._waiting else None
+
+    def lose(self) -> Sequence[Delivery]:
+        """Everything that was handed out and not settled; from now on settling it is stale."""
+        unseen = {id(delivery) for delivery in self._waiting}
+        self._waiting = []
+        return [delivery for delivery in self.ledger.lose() if id(delivery) not in unseen] if self.is_open else ()
+
+    def ended(self, end: End) -> None:
+        super().ended(end)
+        self.is_registered = False
+        self._subscription.lost_channel(self, end)
+
+    async def close(self) -> None:
+        """Give back in place all that is held, after what was settled: both by closing the channel."""
+        if self.is_open and self.end is None:
+            self.session.lane.flush()
+            self.lose()  # before the close is sent: an acknowledgement behind it would cost the whole link
+            await close_channel(self.channel)
+
+
+async def _never_called(message: DeliveredMessage) -> None:
+    """aiormq wants a callback; the lane takes all deliveries before it."""
+
+
+class Subscription:
+    """Kept registered by a task of its own, so that none waits for another."""
+
+    def __init__(
+        self,
+        queue: str,
+        sink: Sink,
+        *,
+        prefetch: int,
+        name: str,
+        options: ConsumeOptions,
+        link: Link,
+        clock: Clock,
+        topology: Topology,
+        on_closed: Callable[[Subscription], None],
+    ) -> None:
+        self.queue, self.prefetch, self.name, self.options, self.topology = queue, prefetch, name, options, topology
+        self._sink, self._link, self._clock, self._on_closed = sink, link, clock, on_closed
+        self._consumer: _Consumer | None = None
+        self._state = SubscriptionState(phase=SubscriptionPhase.RECOVERING, since=clock.now(), generation=0)
+        self._news = Bell()
+        self._keeping: asyncio.Task[None] | None = None
+        self._is_closed = self._is_stopped = self.is_paused = self._is_missing = False
+
+    # What the port promises
+
+    @property
+    def state(self) -> SubscriptionState:
+        consumer, session = self._consumer, self._link.session
+        return replace(
+            self._state,
+            held=consumer.handed_out if consumer is not None else 0,
+            last_contact=session.lane.heard_at if session is not None else None,
+        )
+
+    def pause(self) -> None:
+        if not self.is_paused and not self._is_stopped:
+            self.is_paused = True
+            if self._consumer is not None:
+                self._consumer.cancel()
+            self._now(SubscriptionPhase.PAUSED)
+
+    def resume(self) -> None:
+        if self.is_paused and not self._is_stopped:
+            self.is_paused = False
+            self._now(SubscriptionPhase.RECOVERING)
+            self._news.ring()
+
+    async def stop(self) -> None:
+        if not self._is_stopped:
+            self._is_stopped = True
+            if self._consumer is not None:
+                self._consumer.cancel()
+            self._now(SubscriptionPhase.STOPPED)
+        await self._end_keeping()
+
+    async def close(self) -> None:
+        await self.stop()
+        consumer = self.forget()
+        if consumer is not None:
+            await consumer.close()
+
+    def forget(self) -> _Consumer | None:
+        """The end, but for the channel: what is held from now on is settled in vain."""
+        self._now(SubscriptionPhase.CLOSED)
+        self._is_closed = self._is_stopped = True
+        self._on_closed(self)
+        consumer, self._consumer = self._consumer, None
+        if consumer is not None:
+            consumer.session.lane.flush()
+            consumer.lose()
+        return consumer
+
+    # Registering
+
+    async def open(self, within: float) -> None:
+        """Register, or raise why it cannot be done."""
+        try:
+            async with asyncio.timeout(within):
+                session = await self._link.live()
+        except TimeoutError:
+            raise NotConnected(f"no link to subscribe to {self.queue!r} on: {self._link.last_error}") from None
+        await self._register(session)
+        self._keeping = asyncio.create_task(self._keep(), name=f"acemq keeps {self.name}")
+
+    async def _register(self, session: Session, *, gap: bool = False) -> None:
+        consumer = self._consumer
+        if consumer is None or not consumer.is_usable:
+            consumer = _Consumer(session, self)
+        try:
+            await consumer.register()
+            if not consumer.is_usable:
+                raise TransportError(f"closed at once: {consumer.end or 'cancelled by the broker'}")
+        except BaseException as error:
+            if consumer is self._consumer:
+                self._tell_lost(consumer.lose(), LostBy.CHANNEL)
+            await consumer.close()
+            if isinstance(error, TimeoutError):
+                raise TimedOut(f"no answer to the subscription to {self.queue!r}") from None
+            if isinstance(error, TransportError):
+                raise _refusal(self.queue, error) from None
+            raise
+        self._consumer, self._is_missing = consumer, False
+        self._state = replace(self._state, generation=self._state.generation + 1, gap=gap)
+        self._now(SubscriptionPhase.ACTIVE)
+        # In a turn of its own: whoever subscribes holds the subscription before the first delivery comes.
+        asyncio.get_running_loop().call_soon(consumer.hand_out)
+
+    async def _keep(self) -> None:
+        """Register again whenever the registration is gone and is wanted."""
+        failures = 0
+        registered_at = self._clock.monotonic()
+        seen: Session | None = None
+        while True:
+            consumer = self._consumer
+            if self.is_paused or (consumer is not None and consumer.is_registered and consumer.is_usable):
+                await self._news.heard()
+                continue
+            if self._clock.monotonic() - registered_at >= _LASTING:
+                failures = 0
+            if failures:
+                await self._news.heard(within=self._pause(failures))
+            if consumer is not None and consumer.was_cancelled:
+                await consumer.close()
+            session = await self._link.live()
+            is_new, seen = session is not seen and (consumer is None or consumer.session is not session), session
+            failures += 1
+            try:
+                try:
+                    await self._register(session)
+                except QueueMissing:
+                    if not (is_new and await self.topology.restore(session, self.queue, was_missing=self._is_missing)):
+                        raise
+                    await self._register(session, gap=True)
+            except (TransportError, AcemqError) as error:
+                self._failed(error, session)
+            else:
+                log.info("%r: subscribed again as %r", self.queue, self.name)
+                registered_at = self._clock.monotonic()
+
+    def _pause(self, failures: int) -> float:
+        low, high = _MISSING if self._is_missing else _SPACED
+        return random.uniform(low, min(high, low * 2 ** min(failures, 10)))
+
+    def _failed(self, error: AcemqError, session: Session) -> None:
+        was_said = self._state.error == str(error)
+        self._is_missing = isinstance(error, QueueMissing)
+        self._state = replace(self._state, error=str(error))
+        self._now(SubscriptionPhase.RECOVERING)
+        if session.is_alive and not was_said:
+            log.warning("%r: cannot subscribe: %s; trying again", self.queue, error)
+
+    def nudge(self) -> None:
+        """The queue may be there now: try at once."""
+        if self._is_missing:
+            self._news.ring()
+
+    async def _end_keeping(self) -> None:
+        if self._keeping is not None and self._keeping is not asyncio.current_task():
+            self._keeping.cancel()
+            await asyncio.wait({self._keeping})
+
+    # From the channel
+
+    def room(self, consumer: _Consumer) -> int:
+        """How many deliveries may be handed out now."""
+        is_open = self._state.phase is SubscriptionPhase.ACTIVE and consumer is self._consumer and consumer.is_usable
+        return self.prefetch - consumer.handed_out if is_open else 0
+
+    def deliver(self, batch: Sequence[Delivery]) -> None:
+        try:
+            self._sink.deliver(batch)
+        except Exception:
+            log.exception("%r: deliveries could not be taken over; they stay unsettled", self.queue)
+
+    def lost_queue(self, consumer: _Consumer) -> None:
+        if consumer is self._consumer and not self._is_stopped:
+            log.warning("%r: the broker has ended the subscription: the queue was deleted or moved", self.queue)
+            self._lost(consumer, LostBy.QUEUE, f"queue {self.queue!r} was deleted or moved")
+
+    def lost_channel(self, consumer: _Consumer, end: End) -> None:
+        if consumer is self._consumer and not self._is_closed:
+            if end.by is LostBy.CHANNEL and not self._is_stopped and not consumer.was_cancelled:
+                log.warning("%r: the channel of %r was closed: %s; subscribing again", self.queue, self.name, end)
+            self._lost(consumer, end.by, f"queue {self.queue!r}: {end}")
+
+    def _lost(self, consumer: _Consumer, by: LostBy, error: str) -> None:
+        self._tell_lost(consumer.lose(), by)
+        if not self.is_paused and not self._is_stopped:
+            self._state = replace(self._state, error=error)
+            self._now(SubscriptionPhase.RECOVERING)
+        self._news.ring()
+
+    def _tell_lost(self, lost: Sequence[Delivery], by: LostBy) -> None:
+        if lost:
+            try:
+                self._sink.lost(lost, by)
+            except Exception:
+                log.exception("%r: the loss of %d deliveries could not be told", self.queue, len(lost))
+
+    def _now(self, phase: SubscriptionPhase) -> None:
+        if phase is self._state.phase or self._is_closed:
+            return
+        error = self._state.error if phase is SubscriptionPhase.RECOVERING else None
+        self._state = replace(self._state, phase=phase, since=self._clock.now(), error=error)
+        try:
+            self._sink.changed(self.state)
+        except Exception:
+            log.exception("%r: the change to %s could not be told", self.queue, phase)
+
+
+def _refusal(queue: str, error: TransportError) -> TransportError:
+    match error.code:
+        case 404:
+            return QueueMissing(f"queue {queue!r} does not exist: {error}; declare it first", code=404)
+        case 403:
+            return AccessDenied(f"queue {queue!r} may not be consumed: {error}", code=403)
+        case _:
+            return error

@@ -1,0 +1,264 @@
+"""One live connection to a broker: aiormq for all that is asked and answered, the lane for all that flows.
+
+Only public names of aiormq are used; tests/unit/transports/rabbitmq/test_aiormq.py holds what is relied on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import ssl
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
+from contextvars import ContextVar
+from typing import TypeVar, cast
+from urllib.parse import quote
+
+import aiormq
+
+from acemq.transport import AccessDenied, LostBy, NotConnected, TransportError
+
+from . import frames
+from .address import Address, Host
+from .lane import End, Lane, Taker
+
+T = TypeVar("T")
+
+log = logging.getLogger("acemq.rabbitmq")
+
+DIAL_LIMIT = 10.0
+"""Seconds for one dial, from the first packet to the opened virtual host."""
+ANSWER_LIMIT = 10.0
+"""Seconds for what the broker is asked on a link that works."""
+_NO_LIMIT = 128 * 1024
+"""Bytes of a frame where the broker names no limit."""
+
+
+class Connection(aiormq.Connection):
+    """aiormq's, shown without a user."""
+
+    endpoint = ""
+
+    def __str__(self) -> str:
+        return self.endpoint
+
+
+class _Given(aiormq.TransportFactory):
+    """aiormq asks for a socket and is given the one that we have dialled."""
+
+    def __init__(self, lane: Lane) -> None:
+        self._lane = lane
+
+    async def create(self, url: object, **_: object) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        return self._lane.streams()
+
+
+class Session:
+    """From a successful dial to the end of its socket."""
+
+    def __init__(self, connection: Connection, lane: Lane, endpoint: str, heartbeat: int) -> None:
+        self.lane, self.endpoint = lane, endpoint
+        self.blocked: str | None = None
+        """The broker's reason, while it takes no publishes on this connection."""
+        self._connection = connection
+        self._heartbeat = heartbeat
+        self._watchdog = self._watch_again()
+
+    @property
+    def is_alive(self) -> bool:
+        return self.lane.end is None
+
+    async def ended(self) -> None:
+        """Return when nothing more can be sent or received, be it before the socket is closed."""
+        await self.lane.finished.wait()
+
+    @property
+    def frame_max(self) -> int:
+        return self._connection.connection_tune.frame_max or _NO_LIMIT
+
+    async def channel(self, taker: Taker | None = None, *, confirms: bool = False) -> aiormq.Channel:
+        """A new channel, claimed for `taker`. Cancelled, it leaves no channel behind."""
+        channel = cast("aiormq.Channel", await ask(self._connection.channel(publisher_confirms=confirms)))
+        if taker is not None:
+            self.lane.claim(channel.number, taker)
+        return channel
+
+    @asynccontextmanager
+    async def scratch(self) -> AsyncGenerator[aiormq.Channel]:
+        """A channel for a few questions; a refusal closes it and nothing else."""
+        channel = await self.channel()
+        try:
+            yield channel
+        finally:
+            await close_channel(channel)
+
+    async def close(self, within: float) -> None:
+        """Say goodbye if the broker listens, and hang up in any case, within that many seconds or little more."""
+        goodbye = asyncio.ensure_future(ask(self._connection.close()))
+        try:
+            await asyncio.wait({goodbye}, timeout=within)
+        finally:
+            self._watchdog.cancel()
+            await self.lane.hang_up("closed by us")
+            await asyncio.wait({goodbye}, timeout=0.2)
+            if not goodbye.done():
+                goodbye.cancel()
+            with suppress(asyncio.CancelledError, Exception):
+                await goodbye
+
+    def _watch_again(self) -> asyncio.TimerHandle:
+        return asyncio.get_running_loop().call_later(self._heartbeat / 2, self._watch)
+
+    def _watch(self) -> None:
+        silent = asyncio.get_running_loop().time() - self.lane.heard_at
+        if silent >= 2 * self._heartbeat:
+            self.lane.abort(f"nothing heard from the broker for {silent:.0f} s, which is two heartbeats")
+        elif self.is_alive:
+            self._watchdog = self._watch_again()
+
+
+async def dial(address: Address, host: Host, name: str, on_blocked: Callable[[Session], None]) -> Session:
+    """Raises `AccessDenied`, or `NotConnected` whose `retryable` says whether waiting can help; then nothing is left."""
+    session: Session | None = None
+
+    def control(method: int, data: bytes, at: int) -> None:
+        if method == frames.CONNECTION_CLOSE:
+            code, text = frames.reason(data, at)
+            lane.finish(End(LostBy.CONNECTION, text, code))
+        elif session is not None and method in (frames.CONNECTION_BLOCKED, frames.CONNECTION_UNBLOCKED):
+            session.blocked = frames.short_at(data, at) if method == frames.CONNECTION_BLOCKED else None
+            on_blocked(session)
+            lane.writable.ring()
+
+    lane = Lane(address.heartbeat, control)
+    endpoint = address.endpoint(host)
+    try:
+        async with asyncio.timeout(DIAL_LIMIT):
+            await asyncio.get_running_loop().create_connection(lambda: lane, host.name, host.port, ssl=_tls(address))
+            connection = _connection(address, host, name, lane)
+            await _connect(connection, lane)
+    except Exception as error:
+        raise _why(endpoint, lane.end, error) from None
+    finally:
+        if lane.end is not None:
+            await lane.hang_up("the dial failed")
+    session = Session(connection, lane, endpoint, address.heartbeat)
+    return session
+
+
+async def _connect(connection: Connection, lane: Lane) -> None:
+    connect = cast("Callable[[], Awaitable[bool]]", connection.connect)
+    connecting = asyncio.ensure_future(ask(connect()))
+    try:
+        await asyncio.wait({connecting})
+        connecting.result()
+    except BaseException:
+        # Hung up before aiormq learns of it: it would wait for the end of a TLS connection, 30 s with a dead peer.
+        await lane.hang_up("the dial failed")
+        connecting.cancel()
+        with suppress(asyncio.CancelledError, Exception):
+            await connecting
+        raise
+
+
+def _connection(address: Address, host: Host, name: str, lane: Lane) -> Connection:
+    _silence_aiormq()
+    # The credentials of every dial pass here: the place for a source that is asked each time.
+    who = f"{quote(address.user, safe='')}:{quote(address.password, safe='')}"
+    connection = Connection(
+        f"amqp://{who}@{host}/?heartbeat={address.heartbeat}",
+        transport_factory=_Given(lane),
+        client_properties={"connection_name": name, "product": "acemq"},
+    )
+    connection.vhost = address.vhost  # unescaped, as it is: aiormq would unescape the URL's in its own way
+    connection.endpoint = address.endpoint(host)
+    return connection
+
+
+def _tls(address: Address) -> ssl.SSLContext | None:
+    # Options of TLS come in here. Whatever they are, certificate and host name are checked unless they say otherwise.
+    if not address.tls:
+        return None
+    context = ssl.create_default_context()
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    return context
+
+
+def _why(endpoint: str, end: End | None, error: Exception) -> TransportError:
+    if end is not None and end.code is not None:
+        if end.code == 403 or (end.code == 530 and "refused for user" in end.text and "limit" not in end.text):
+            return AccessDenied(f"{endpoint}: {end.text}", code=end.code)
+        refusal = NotConnected(f"{endpoint}: {end.text}", code=end.code)
+        refusal.retryable = "not found" not in end.text  # a virtual host does not appear by waiting
+        return refusal
+    if isinstance(error, TimeoutError) and not str(error):
+        return NotConnected(f"{endpoint}: no answer within {DIAL_LIMIT:g} s")
+    refusal = NotConnected(f"{endpoint}: {_text(error)}")
+    refusal.retryable = not isinstance(error, ssl.SSLCertVerificationError)
+    return refusal
+
+
+# Asking aiormq
+
+
+_CODES: dict[type[Exception], int] = {
+    aiormq.ChannelAccessRefused: 403,
+    aiormq.ChannelNotFoundEntity: 404,
+    aiormq.ChannelLockedResource: 405,
+    aiormq.ChannelPreconditionFailed: 406,
+}
+
+
+async def ask(answer: Awaitable[T]) -> T:
+    """Await an answer of aiormq; its errors become ours, with the broker's code, and its log lines are left out."""
+    token = _ours.set(True)
+    try:
+        return await answer
+    except asyncio.CancelledError:
+        task = asyncio.current_task()
+        if task is not None and task.cancelling():
+            raise
+        # aiormq ends calls with CancelledError, too, when it closes their connection.
+        raise NotConnected("the link was lost before the broker answered") from None
+    except aiormq.AMQPChannelError as error:
+        arguments = cast("tuple[object, ...]", error.args)
+        code = _CODES.get(type(error), arguments[0] if len(arguments) > 1 and isinstance(arguments[0], int) else None)
+        raise TransportError(str(arguments[-1] if arguments else error), code=code) from None
+    except (aiormq.AMQPConnectionError, aiormq.ChannelInvalidStateError, aiormq.AMQPError, RuntimeError) as error:
+        raise NotConnected(f"the link was lost before the broker answered: {_text(error)}") from None
+    finally:
+        _ours.reset(token)
+
+
+async def close_channel(channel: aiormq.Channel, within: float = 2.0) -> None:
+    """Close it, if it is still open. What goes wrong here is the link's trouble and shows there."""
+    if not channel.is_closed:
+        with suppress(TransportError, TimeoutError):
+            async with asyncio.timeout(within):
+                await ask(channel.close())
+
+
+def _text(error: BaseException) -> str:
+    return str(error) or type(error).__name__
+
+
+# aiormq's log
+
+
+_ours: ContextVar[bool] = ContextVar("acemq_rabbitmq_ours", default=False)
+"""True in every task that aiormq makes for us, as tasks inherit it."""
+
+
+class _NotOurs(logging.Filter):
+    """Leaves out what aiormq says of our connections: we say it ourselves, once. Other users of aiormq keep theirs."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        return record.levelno < logging.WARNING or not _ours.get()
+
+
+_filter = _NotOurs()
+
+
+def _silence_aiormq() -> None:
+    for name in ("aiormq.connection", "aiormq.channel"):
+        logging.getLogger(name).addFilter(_filter)  # adding it again changes nothing

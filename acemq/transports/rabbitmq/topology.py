@@ -1,0 +1,415 @@
+"""Exchanges, queues and bindings on the broker: looked at, compared, created; never deleted or migrated by itself."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Literal, TypeVar, cast
+
+from aiormq import Channel
+from aiormq.abc import ArgumentsType
+
+from acemq.clock import Clock
+from acemq.errors import AcemqError, CapabilityError, DriftError, TopologyError
+from acemq.topology import Declaration, Topology
+from acemq.transport import (
+    AccessDenied,
+    ApplyMode,
+    Depth,
+    ExchangeMissing,
+    Finding,
+    Kind,
+    NotConnected,
+    Outgoing,
+    QueueMissing,
+    TimedOut,
+    TransportError,
+)
+
+from .link import Link
+from .session import ANSWER_LIMIT, Session, ask
+
+T = TypeVar("T")
+
+log = logging.getLogger("acemq.rabbitmq")
+
+NOT_FOUND, LOCKED, PRECONDITION_FAILED, ACCESS_REFUSED = 404, 405, 406, 403
+
+_INEQUIVALENT = re.compile(
+    r"inequivalent arg '(?P<argument>[^']+)' .*?: received (?P<wanted>.*?) but current is (?P<found>.*)"
+)
+_VALUE = re.compile(r"the value '(?P<value>.*)' of type '(?P<type>.*)'|'(?P<word>.*)'|(?P<none>none)")
+_UNLISTED = "AMQP cannot list bindings; it was declared again"
+_UNCHECKED = "AMQP cannot list bindings; not looked for"
+_Question = Callable[[Channel], Awaitable[T]]
+
+
+class BrokerTopology:
+    """What there is, and what this transport has made of it."""
+
+    def __init__(self, link: Link, clock: Clock) -> None:
+        self._link, self._clock = link, clock
+        self._applied: dict[tuple[str, str, str, str], Declaration] = {}
+        self._restored_for: Session | None = None
+        self._restoring: asyncio.Task[None] | None = None
+        self.restored = 0
+        """How often what was applied had to be made again."""
+
+    # What is known without asking
+
+    def known(self, kind: Kind, name: str) -> Declaration | None:
+        """As this transport has declared it."""
+        return self._applied.get((kind, name, "", ""))
+
+    def counts_deliveries(self, queue: str) -> bool | None:
+        declared = self.known("queue", queue)
+        return None if declared is None else declared.type == "quorum"
+
+    def levels(self, queue: str) -> int | None:
+        """Of priority; `None` when the queue is not one that this transport declared."""
+        declared = self.known("queue", queue)
+        if declared is None:
+            return None
+        highest = declared.arguments.get("x-max-priority")
+        return highest + 1 if isinstance(highest, int) else 0
+
+    def check_priority(self, message: Outgoing) -> None:
+        levels = None if message.exchange else self.levels(message.routing_key)
+        if levels is not None and message.priority is not None and message.priority >= levels:
+            raise CapabilityError(
+                "rabbitmq",
+                f"more than {levels} priority levels on queue {message.routing_key!r}",
+                f"priority={message.priority}",
+                "Declare it with priorities=",
+            )
+
+    # apply
+
+    async def apply(self, topology: Topology, mode: ApplyMode) -> Sequence[Finding]:
+        declarations = topology.describe()
+        for declared in declarations:
+            if declared.type == "stream":
+                raise CapabilityError(
+                    "rabbitmq", "streams", f"type='stream' of {declared.name!r}", "They are not built yet"
+                )
+        async with self._questions() as broker:
+            findings = [await _look(broker, declared) for declared in declarations if declared.kind != "binding"]
+            findings += _bindings_seen(declarations, findings)
+            match mode:
+                case ApplyMode.REPORT:
+                    pass
+                case ApplyMode.VERIFY:
+                    _refuse_drift(findings)
+                    _refuse_missing(findings)
+                case ApplyMode.CREATE:
+                    _refuse_drift(findings)
+                    findings = [
+                        await _create(broker, declared, finding)
+                        for declared, finding in zip(declarations, findings, strict=True)
+                    ]
+                    for declared in declarations:
+                        self._applied[_key(declared)] = declared
+        return findings
+
+    async def restore(self, session: Session, queue: str, *, was_missing: bool) -> bool:
+        """Once a connection, declare again everything that `apply` has made, as some of it is not there any more.
+
+        A queue that was deleted while it was looked at is not made again, unless it never outlives its connection.
+        """
+        declared = self.known("queue", queue)
+        if declared is None or (was_missing and not (declared.exclusive or declared.auto_delete)):
+            return False
+        if self._restored_for is not session:
+            self._restored_for = session
+            self._restoring = asyncio.create_task(self._declare_again(session))
+        if self._restoring is not None:
+            await asyncio.wait({self._restoring})
+        return True
+
+    async def _declare_again(self, session: Session) -> None:
+        log.warning("%s: what was declared here is gone; declaring it again", session.endpoint)
+        self.restored += 1
+        try:
+            async with asyncio.timeout(ANSWER_LIMIT), _Questions(session) as broker:
+                for declared in sorted(self._applied.values(), key=_order):
+                    await broker.ask(_declare(declared))
+        except (AcemqError, TimeoutError) as error:
+            log.error("%s: declaring again what is gone failed: %s", session.endpoint, error or "no answer")  # noqa: TRY400
+
+    # Single questions
+
+    async def look_at_exchange(self, session: Session, name: str) -> None:
+        """Raise `ExchangeMissing` or another `TransportError` if it cannot be published to."""
+        async with session.scratch() as channel:
+            try:
+                await ask(channel.exchange_declare(name, passive=True))
+            except TransportError as error:
+                if error.code == NOT_FOUND:
+                    raise ExchangeMissing(
+                        f"exchange {name!r} does not exist; declare it first", code=NOT_FOUND
+                    ) from None
+                raise _denied(error, f"exchange {name!r}") from None
+
+    async def depth(self, queue: str) -> Depth:
+        found = await self._ask(lambda channel: channel.queue_declare(queue, passive=True), f"queue {queue!r}")
+        if found is None:
+            raise QueueMissing(f"queue {queue!r} does not exist; declare it first", code=NOT_FOUND)
+        return Depth(ready=found.message_count or 0, held=None, delayed=None, exact=False, at=self._clock.now())
+
+    async def exists(self, name: str, kind: Kind) -> bool:
+        return await self._ask(_passive(kind, name), f"{kind} {name!r}", locked=True) is not None
+
+    async def delete(self, name: str, kind: Kind, *, only_if_empty: bool) -> bool:
+        def delete(channel: Channel) -> Awaitable[object]:
+            if kind == "exchange":
+                return channel.exchange_delete(name)
+            return channel.queue_delete(name, if_empty=only_if_empty)
+
+        # RabbitMQ says yes to deleting what is not there, so that is asked first.
+        if not await self.exists(name, kind):
+            return False
+        try:
+            await self._ask(delete, f"{kind} {name!r}")
+        except TransportError as error:
+            if error.code == PRECONDITION_FAILED and only_if_empty:
+                return False
+            raise
+        for key in [key for key, declared in self._applied.items() if _belongs_to(declared, kind, name)]:
+            del self._applied[key]
+        return True
+
+    async def purge(self, queue: str) -> int | None:
+        done = await self._ask(lambda channel: channel.queue_purge(queue), f"queue {queue!r}")
+        if done is None:
+            raise QueueMissing(f"queue {queue!r} does not exist; declare it first", code=NOT_FOUND)
+        return done.message_count
+
+    async def _ask(self, question: _Question[T], what: str, *, locked: bool = False) -> T | None:
+        """The broker's answer, `None` when it has no such thing; `locked`: a queue of another connection is one."""
+        async with self._questions() as broker:
+            try:
+                return await broker.ask(question)
+            except TransportError as error:
+                if error.code == NOT_FOUND:
+                    return None
+                if error.code == LOCKED and locked:
+                    return cast("T", error)  # another connection's, and so it exists
+                raise _denied(error, what) from None
+
+    @asynccontextmanager
+    async def _questions(self) -> AsyncGenerator[_Questions]:
+        try:
+            async with asyncio.timeout(ANSWER_LIMIT) as limit:
+                session = await self._link.live()
+                async with _Questions(session) as broker:
+                    broker.answered = lambda: limit.reschedule(asyncio.get_running_loop().time() + ANSWER_LIMIT)
+                    yield broker
+        except TimeoutError:
+            if self._link.session is None:
+                raise NotConnected(
+                    f"no link to the broker within {ANSWER_LIMIT:g} s: {self._link.last_error}"
+                ) from None
+            raise TimedOut(f"no answer from the broker within {ANSWER_LIMIT:g} s") from None
+
+
+class _Questions:
+    """A scratch channel, replaced whenever a refusal has closed it."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._channels = AsyncExitStack()
+        self._channel: Channel | None = None
+        self.answered: Callable[[], None] = lambda: None
+
+    async def ask(self, question: _Question[T]) -> T:
+        if self._channel is None:
+            self._channel = await self._channels.enter_async_context(self._session.scratch())
+        try:
+            answer = await ask(question(self._channel))
+        except TransportError:
+            self._channel = None
+            await self._channels.aclose()
+            raise
+        finally:
+            self.answered()
+        return answer
+
+    async def __aenter__(self) -> _Questions:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._channels.aclose()
+
+
+# Looking and comparing
+
+
+def _passive(kind: str, name: str) -> _Question[object]:
+    def question(channel: Channel) -> Awaitable[object]:
+        if kind == "exchange":
+            return channel.exchange_declare(name, passive=True)
+        return channel.queue_declare(name, passive=True)
+
+    return question
+
+
+def _declare(declared: Declaration) -> _Question[object]:
+    arguments = cast("ArgumentsType", dict(declared.arguments))
+
+    def question(channel: Channel) -> Awaitable[object]:
+        match declared.kind:
+            case "exchange":
+                return channel.exchange_declare(
+                    declared.name,
+                    exchange_type=declared.type,
+                    durable=declared.durable,
+                    auto_delete=declared.auto_delete,
+                    arguments=arguments,
+                )
+            case "queue":
+                return channel.queue_declare(
+                    declared.name,
+                    durable=declared.durable,
+                    exclusive=declared.exclusive,
+                    auto_delete=declared.auto_delete,
+                    arguments=arguments,
+                )
+            case "binding":
+                return channel.queue_bind(declared.name, declared.exchange, declared.routing_key)
+
+    return question
+
+
+async def _look(broker: _Questions, declared: Declaration) -> Finding:
+    """Passive first: whether it is there may be asked without the right to declare it, and creates nothing."""
+    kind, name = declared.kind, declared.name
+    try:
+        await broker.ask(_passive(kind, name))
+    except TransportError as error:
+        match error.code:
+            case 404:
+                return Finding(verdict="missing", kind=kind, name=name)
+            case 405:
+                return Finding(verdict="drift", kind=kind, name=name, argument="exclusive", wanted=False, found=True)
+            case _:
+                raise _denied(error, f"{kind} {name!r}") from None
+    try:
+        await broker.ask(_declare(declared))
+    except TransportError as error:
+        match error.code:
+            case 406:
+                return _drift(declared, str(error))
+            case 403:
+                return Finding(verdict="present", kind=kind, name=name, note="not compared: no right to declare it")
+            case 404:
+                return Finding(verdict="missing", kind=kind, name=name)  # deleted between the two questions
+            case _:
+                raise
+    return Finding(verdict="present", kind=kind, name=name)
+
+
+def _drift(declared: Declaration, text: str) -> Finding:
+    said = _INEQUIVALENT.search(text)
+    if said is None:
+        return Finding(verdict="drift", kind=declared.kind, name=declared.name, note=text)
+    return Finding(
+        verdict="drift",
+        kind=declared.kind,
+        name=declared.name,
+        argument=said["argument"],
+        wanted=_value(said["wanted"]),
+        found=_value(said["found"]),
+    )
+
+
+def _value(text: str) -> object:
+    """From the broker's words: `none`, `'true'`, `the value '1000' of type 'signedint'`."""
+    found = _VALUE.match(text)
+    if found is None:
+        return text
+    if found["none"]:
+        return None
+    value = found["word"] if found["word"] is not None else found["value"]
+    if value in ("true", "false"):
+        return value == "true"
+    return int(value) if re.fullmatch(r"-?\d+", value) and found["type"] != "longstr" else value
+
+
+def _bindings_seen(declarations: Sequence[Declaration], findings: Sequence[Finding]) -> Iterator[Finding]:
+    missing = {(finding.kind, finding.name) for finding in findings if finding.verdict == "missing"}
+    for declared in declarations:
+        if declared.kind == "binding":
+            ends = {("queue", declared.name), ("exchange", declared.exchange)}
+            is_there = missing.isdisjoint(ends)
+            yield _binding(declared, "present" if is_there else "missing", _UNCHECKED if is_there else "")
+
+
+def _binding(declared: Declaration, verdict: str, note: str) -> Finding:
+    name = f"{declared.name} <- {declared.exchange} on {declared.routing_key!r}"
+    return Finding(
+        verdict=cast("Literal['present', 'created', 'missing']", verdict), kind="binding", name=name, note=note
+    )
+
+
+async def _create(broker: _Questions, declared: Declaration, finding: Finding) -> Finding:
+    if finding.verdict == "present" and declared.kind != "binding":
+        return finding
+    try:
+        await broker.ask(_declare(declared))
+    except TransportError as error:
+        if error.code == PRECONDITION_FAILED:
+            # Somebody else has just made it, otherwise; or it cannot be made so at all.
+            drift = _drift(declared, str(error))
+            raise (
+                DriftError([drift], _told(drift)) if drift.argument else TopologyError(f"{declared}: {error}")
+            ) from None
+        if error.code == NOT_FOUND:
+            raise TopologyError(f"{declared}: {error}") from None
+        raise _denied(error, f"{declared.kind} {declared.name!r}") from None
+    if declared.kind != "binding":
+        return Finding(verdict="created", kind=declared.kind, name=declared.name)
+    return _binding(declared, *(("created", "") if finding.verdict == "missing" else ("present", _UNLISTED)))
+
+
+def _refuse_drift(findings: Sequence[Finding]) -> None:
+    drifts = [finding for finding in findings if finding.verdict == "drift"]
+    if drifts:
+        raise DriftError(findings, *map(_told, drifts))
+
+
+def _refuse_missing(findings: Sequence[Finding]) -> None:
+    missing = [
+        f"{finding.kind} {finding.name!r} does not exist" for finding in findings if finding.verdict == "missing"
+    ]
+    if missing:
+        raise TopologyError(*missing)
+
+
+def _told(drift: Finding) -> str:
+    if drift.argument is None:
+        return f"{drift.kind} {drift.name!r}: {drift.note}"
+    return (
+        f"{drift.kind} {drift.name!r} has {drift.argument}={drift.found!r}, and {drift.wanted!r} is wanted; "
+        "a broker never changes it: delete it or describe it as it is"
+    )
+
+
+def _denied(error: TransportError, what: str) -> TransportError:
+    return AccessDenied(f"{what}: {error}", code=ACCESS_REFUSED) if error.code == ACCESS_REFUSED else error
+
+
+def _key(declared: Declaration) -> tuple[str, str, str, str]:
+    return declared.kind, declared.name, declared.exchange, declared.routing_key
+
+
+def _order(declared: Declaration) -> int:
+    return ("exchange", "queue", "binding").index(declared.kind)
+
+
+def _belongs_to(declared: Declaration, kind: Kind, name: str) -> bool:
+    if declared.kind == "binding":
+        return name == (declared.name if kind == "queue" else declared.exchange)
+    return declared.kind == kind and declared.name == name

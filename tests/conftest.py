@@ -1,0 +1,94 @@
+"""Servers and names for every test.
+
+A server that cannot be had skips its tests in plain sight; with `ACEMQ_REQUIRE_SERVICES=1`, as in CI, they fail.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, suppress
+from typing import Protocol, TypeVar
+
+import pytest
+
+from tests.services import CannotBeHad, RabbitMQ, Server, Setting
+
+S = TypeVar("S", bound=Server)
+
+OBTAIN: dict[str, Callable[[], Server]] = {
+    "rabbitmq": RabbitMQ.obtain,
+    "start_rabbitmq": RabbitMQ.obtain,
+    "start_rabbitmq_for_module": RabbitMQ.obtain,
+}
+"""Fixtures that need a real server, and how it is had."""
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if not OBTAIN.keys().isdisjoint(_fixtures(item)):
+            item.add_marker("services")
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    # A server that must be installed first takes longer than any test may, so that is done before the first test.
+    if session.config.option.collectonly:
+        return
+    wanted = {OBTAIN[fixture] for item in session.items for fixture in _fixtures(item) if fixture in OBTAIN}
+    for obtain in wanted:
+        with suppress(CannotBeHad):  # said by the tests that need it
+            obtain().discard()
+
+
+def _fixtures(item: pytest.Item) -> list[str]:
+    return item.fixturenames if isinstance(item, pytest.Function) else []
+
+
+def _or_skip(obtain: Callable[[], S]) -> S:
+    try:
+        return obtain()
+    except CannotBeHad as reason:
+        if os.environ.get("ACEMQ_REQUIRE_SERVICES") == "1":
+            pytest.fail(str(reason), pytrace=False)
+        pytest.skip(str(reason))
+
+
+class StartRabbitMQ(Protocol):
+    def __call__(self, **settings: Setting) -> RabbitMQ:
+        """A private node with these settings, started; thrown away after the test or the module."""
+        ...
+
+
+@pytest.fixture(scope="session")
+def rabbitmq() -> Iterator[RabbitMQ]:
+    """The node that all tests share: they may cut its connections, not kill it."""
+    with _or_skip(RabbitMQ.obtain) as server:
+        yield server
+
+
+@pytest.fixture
+def rabbit_url(rabbitmq: RabbitMQ) -> str:
+    return rabbitmq.url
+
+
+def _starter() -> Iterator[StartRabbitMQ]:
+    with ExitStack() as servers:
+
+        def start(**settings: Setting) -> RabbitMQ:
+            return servers.enter_context(_or_skip(lambda: RabbitMQ.obtain(**settings)))
+
+        yield start
+
+
+start_rabbitmq = pytest.fixture(_starter, name="start_rabbitmq")
+start_rabbitmq_for_module = pytest.fixture(_starter, scope="module", name="start_rabbitmq_for_module")
+
+
+@pytest.fixture
+def name(request: pytest.FixtureRequest) -> str:
+    """A prefix for queues and exchanges that no other test of any run uses."""
+    test = re.sub(r"[^a-z0-9]+", "-", request.node.name.lower()).strip("-")
+    return f"{test[:60]}-{secrets.token_hex(4)}"

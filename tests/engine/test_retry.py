@@ -1,0 +1,232 @@
+"""Where a failed message waits, and what it counts: cases M-041 … M-045, O-13, by a clock that the test moves."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+import acemq
+from acemq import Ack, AceMQ, CapabilityError, Diagnostic, Envelope, Message, MovableClock, RetryPolicy, Topology
+from acemq.transports.memory import MemoryBroker, Profile
+from tests.waiting import until
+
+SECOND = timedelta(seconds=1)
+
+
+@pytest.fixture
+def clock() -> MovableClock:
+    return MovableClock()
+
+
+@pytest.fixture(params=[Profile.FULL, Profile.RABBITMQ], ids=["in place", "by copies and rungs"])
+def broker(request: pytest.FixtureRequest, clock: MovableClock, name: str) -> MemoryBroker:
+    return MemoryBroker.named(name, clock=clock, profile=request.param)
+
+
+@pytest.fixture
+def diagnostics() -> list[Diagnostic]:
+    return []
+
+
+@pytest.fixture
+async def mq(
+    broker: MemoryBroker, clock: MovableClock, name: str, diagnostics: list[Diagnostic]
+) -> AsyncIterator[AceMQ]:
+    async with acemq.connect(f"memory://{name}", clock=clock, on_diagnostic=diagnostics.append) as mq:
+        await mq.declare(Topology().queue("q", type="classic"))
+        yield mq
+
+
+class Failing:
+    """Fails every time, and notes when, and on which attempt."""
+
+    def __init__(self, clock: MovableClock) -> None:
+        self.clock, self.at, self.attempts = clock, list[float](), list[int]()
+
+    async def __call__(self, message: Message[int]) -> Ack | None:
+        self.at.append(self.clock.monotonic())
+        self.attempts.append(message.attempt)
+        raise ValueError("boom")
+
+    @property
+    def waits(self) -> list[float]:
+        return [round(after - before, 6) for before, after in zip(self.at, self.at[1:], strict=False)]
+
+
+async def test_m041_short_waits_are_spread_and_long_ones_exact_then_it_is_dead(
+    mq: AceMQ, clock: MovableClock, broker: MemoryBroker
+) -> None:
+    failing = Failing(clock)
+    policy = RetryPolicy.exponential(6, first=10 * SECOND, ceiling=timedelta(minutes=5))
+    async with mq.consume("q", int, failing, retry=policy) as consumer:
+        await mq.send("q", 1)
+        await clock.advance(timedelta(minutes=10))
+        assert consumer.counters.dead_lettered == 1
+    assert failing.attempts == [1, 2, 3, 4, 5, 6]
+    for wait, wanted in zip(failing.waits[:2], (10, 20), strict=True):
+        assert wanted * 0.8 <= wait <= wanted * 1.2
+    if mq.capabilities.dead_letter_routes:
+        assert failing.waits[2:] == [40, 80, 160]
+        assert [await mq.exists(f"q.retry.{rung}") for rung in ("40s", "80s", "160s", "10s", "20s")] == [
+            True,
+            True,
+            True,
+            False,
+            False,
+        ]
+    letter = await mq.pull("q.dlq", int)
+    assert letter is not None
+    assert letter.attempt == 6
+    assert letter.failure is not None
+    assert letter.failure.text == "exhausted 6 attempts: boom"
+
+
+async def test_m042_a_wait_with_a_fraction_of_a_second_has_no_rung(mq: AceMQ, clock: MovableClock) -> None:
+    failing = Failing(clock)
+    async with mq.consume("q", int, failing, retry=RetryPolicy.fixed(2, timedelta(seconds=45.5))) as consumer:
+        assert not await mq.exists("q.retry.45500ms")
+        await mq.send("q", 1)
+        await clock.advance(45 * SECOND)
+        if mq.capabilities.dead_letter_routes:
+            assert consumer.held == 1  # in its prefetch slot, and in no handler slot
+            assert consumer.in_flight == 0
+        await clock.advance(SECOND)
+        assert failing.waits == [45.5]
+
+
+async def test_m043_a_missing_rung_is_reported_and_the_wait_spent_in_the_consumer(
+    mq: AceMQ, clock: MovableClock, diagnostics: list[Diagnostic]
+) -> None:
+    if not mq.capabilities.dead_letter_routes:
+        pytest.skip("rungs exist where a queue may dead-letter to an exchange")
+    failing = Failing(clock)
+    async with mq.consume("q", int, failing, retry=RetryPolicy.fixed(2, timedelta(minutes=1))):
+        assert await mq.delete("q.retry.1m")
+        await mq.send("q", 1)
+        await clock.advance(61 * SECOND)
+    assert failing.waits == [60]
+    assert failing.attempts == [1, 2]
+    missing = [each for each in diagnostics if each.name == "acemq.retry.rung.missing"]
+    assert [each.destination for each in missing] == ["q.retry.1m"]
+
+
+async def test_m044_age_ends_retries_at_its_limit_and_an_unknown_age_never_does(
+    mq: AceMQ, clock: MovableClock
+) -> None:
+    async def fail(message: Message[str]) -> None:
+        if message.attempt == 1:
+            raise ValueError("boom")
+
+    limit = timedelta(minutes=2)
+    policy = RetryPolicy.fixed(5, SECOND).give_up_after(limit)
+    young = Envelope.of("t", now=clock.now() - limit + timedelta(milliseconds=1))
+    old = Envelope.of("t", now=clock.now() - limit)
+    async with mq.consume("q", str, fail, retry=policy) as consumer:
+        await mq.send("q", "young", envelope=young)
+        await mq.send("q", "old", envelope=old)
+        await mq.outbound.move(
+            acemq.transport.Outgoing(
+                exchange="", routing_key="q", body=b'"?"', headers={}, message_id="m", content_type=None
+            )
+        )
+        await clock.advance(10 * SECOND)
+        assert (consumer.counters.retried, consumer.counters.acked, consumer.counters.dead_lettered) == (2, 2, 1)
+    letter = await mq.pull("q.dlq", str)
+    assert letter is not None
+    assert letter.payload == "old"
+    assert str(letter.wire_headers["x-acemq-error"]).startswith("exceeded the maximum message age of ")
+
+
+async def test_m045_a_delay_that_the_handler_asks_for_replaces_the_wait_and_never_the_limit(
+    mq: AceMQ, clock: MovableClock
+) -> None:
+    at: list[float] = []
+
+    async def later(message: Message[int]) -> Ack:
+        at.append(clock.monotonic())
+        return Ack.retry(delay=7 * SECOND)
+
+    async with mq.consume("q", int, later, retry=RetryPolicy.fixed(3, SECOND)) as consumer:
+        await mq.send("q", 1)
+        await clock.advance(60 * SECOND)
+        assert consumer.counters.dead_lettered == 1
+    assert at == [0, 7, 14]
+
+
+async def test_waits_hold_no_handler_slot(mq: AceMQ, clock: MovableClock) -> None:
+    seen: list[int] = []
+
+    async def handle(message: Message[int]) -> None:
+        seen.append(message.payload)
+        if message.payload == 0 and message.attempt == 1:
+            raise ValueError("boom")
+
+    async with mq.consume("q", int, handle, concurrency=1, retry=RetryPolicy.fixed(2, 20 * SECOND)):
+        await mq.send_many("q", [0, 1, 2])
+        await clock.rest()
+        assert seen == [0, 1, 2]
+        await clock.advance(20 * SECOND)
+        assert seen == [0, 1, 2, 0]
+
+
+async def test_o14_attempts_go_on_counting_in_the_next_consumer(mq: AceMQ, clock: MovableClock) -> None:
+    attempts: list[int] = []
+    for _ in range(2):
+        failing = Failing(clock)
+        async with mq.consume("q", int, failing, retry=RetryPolicy.fixed(4, SECOND)):
+            if not attempts:
+                await mq.send("q", 1)
+            await clock.advance(SECOND * 1.5)
+        attempts += failing.attempts
+        await clock.advance(2 * SECOND)
+    # The third wait was cut short by the stop: it is handled again with the attempt it had.
+    assert sorted(set(attempts)) == list(range(1, max(attempts) + 1))
+    assert max(attempts) in (3, 4)
+
+
+async def test_attempt_sixty_waits_no_longer_than_the_ceiling(mq: AceMQ, clock: MovableClock) -> None:
+    failing = Failing(clock)
+    policy = RetryPolicy(max_attempts=None, first=SECOND, ceiling=timedelta(hours=1), broker_from=timedelta())
+    old = Envelope.of("t", now=datetime(2026, 1, 1, tzinfo=UTC), attempt=60)
+    if mq.capabilities.hold_limit is not None:
+        with pytest.raises(CapabilityError, match="0:30:00"):
+            mq.consume("q", int, failing, retry=policy)
+        policy = replace(policy, broker_from=30 * SECOND)
+    async with mq.consume("q", int, failing, retry=policy):
+        await mq.send("q", 1, envelope=old)
+        await clock.advance(timedelta(hours=1))
+    assert failing.attempts == [60, 61]
+    assert failing.waits == [3600]
+
+
+async def test_broker_from_zero_never_waits_in_the_broker(mq: AceMQ, clock: MovableClock) -> None:
+    failing = Failing(clock)
+    policy = RetryPolicy.fixed(2, timedelta(minutes=1)).wait_in_broker_from(timedelta())
+    async with mq.consume("q", int, failing, retry=policy):
+        assert not await mq.exists("q.retry.1m")
+        await mq.send("q", 1)
+        await clock.advance(timedelta(minutes=2))
+    assert failing.waits == [60]
+
+
+async def test_twenty_messages_on_rungs_leave_the_consumer_free(mq: AceMQ, clock: MovableClock) -> None:
+    policy = RetryPolicy.fixed(2, 20 * SECOND).wait_in_broker_from(10 * SECOND)
+    seen: list[int] = []
+
+    async def handle(message: Message[int]) -> None:
+        seen.append(message.payload)
+        if message.payload < 20 and message.attempt == 1:
+            raise ValueError("boom")
+
+    async with mq.consume("q", int, handle, prefetch=20, retry=policy) as consumer:
+        await mq.send_many("q", range(20))
+        await clock.rest()
+        assert consumer.held == 0
+        await mq.send("q", 20)
+        await clock.rest()
+        assert seen[-1] == 20
+        await clock.advance(21 * SECOND)
+        await until(lambda: len(seen) == 41)

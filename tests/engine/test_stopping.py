@@ -1,0 +1,190 @@
+"""Stop is: stop fetching, wait, cancel, give back, within one budget. Cases M-046 … M-051, O-09."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from datetime import timedelta
+
+import pytest
+
+import acemq
+from acemq import Ack, AceMQ, ClosedError, Message, RetryPolicy
+from tests.waiting import until, until_async
+
+
+async def all_back(mq: AceMQ, queue: str, count: int) -> None:
+    async def ready() -> bool:
+        return (await mq.depth(queue)).ready == count
+
+    await until_async(ready)
+
+
+async def test_m046_six_busy_consumers_close_within_the_budget_and_their_messages_come_again(
+    url: str, mq: AceMQ, queue: str
+) -> None:
+    busy = await acemq.connect(url)
+
+    async def slow(message: Message[int]) -> None:
+        await asyncio.sleep(10)
+
+    await mq.send_many(queue, range(6))
+    consumers = [await busy.consume(queue, int, slow, concurrency=1, prefetch=1) for _ in range(6)]
+    await until(lambda: all(consumer.in_flight == 1 for consumer in consumers))
+    began = time.monotonic()
+    drained = await busy.close(timedelta(milliseconds=500))
+    assert time.monotonic() - began < 1.5
+    assert (drained.finished, drained.abandoned, dict(drained.queues)) == (False, 6, {queue: 6})
+    await all_back(mq, queue, 6)
+
+
+async def test_m047_what_was_fetched_and_not_started_goes_back_with_attempt_and_order(
+    url: str, mq: AceMQ, queue: str
+) -> None:
+    gate = asyncio.Event()
+
+    async def wait(message: Message[int]) -> None:
+        await gate.wait()
+
+    await mq.send_many(queue, range(50))
+    async with acemq.connect(url) as busy:
+        consumer = await busy.consume(queue, int, wait, concurrency=1, prefetch=50)
+        await until(lambda: consumer.in_flight == 1 and consumer.held == 49)
+        stopping = asyncio.ensure_future(busy.close(timedelta(seconds=5)))
+        await asyncio.sleep(0)
+        gate.set()
+        drained = await stopping
+    assert (drained.finished, drained.handled, drained.given_back) == (True, 1, 49)
+    await all_back(mq, queue, 49)
+    again = await mq.pull_many(queue, int, most=100)
+    assert [(each.payload, each.attempt) for each in again] == [(n, 1) for n in range(1, 50)]
+
+
+async def test_m048_a_wait_for_a_retry_is_cut_short_and_its_attempt_not_spent(url: str, mq: AceMQ, queue: str) -> None:
+    async with acemq.connect(url) as busy:
+        policy = RetryPolicy.fixed(3, timedelta(seconds=20))
+        consumer = await busy.consume(queue, int, lambda m: Ack.retry("later"), retry=policy)
+        await mq.send(queue, 1)
+        if busy.capabilities.requeue_rewrites:
+            await until(lambda: consumer.counters.retried == 1)  # the store keeps the wait: nothing is held here
+        else:
+            await until(lambda: consumer.held == 1 and consumer.in_flight == 0)
+        began = time.monotonic()
+        drained = await busy.close()
+        assert time.monotonic() - began < 1
+    if not busy.capabilities.requeue_rewrites:
+        assert drained.given_back == 1
+        await all_back(mq, queue, 1)
+        again = await mq.pull(queue, int)
+        assert again is not None
+        assert again.attempt == 1
+
+
+async def test_m049_close_from_inside_a_handler_does_not_wait_for_itself(url: str, mq: AceMQ, queue: str) -> None:
+    busy = await acemq.connect(url)
+    closed = asyncio.Event()
+
+    async def last_one(message: Message[int]) -> None:
+        await busy.close()
+        closed.set()
+
+    await busy.consume(queue, int, last_one)
+    await mq.send(queue, 1)
+    await asyncio.wait_for(closed.wait(), 5)
+    await all_back(mq, queue, 1)
+
+
+async def test_m050_cancelling_close_cancels_the_handlers_and_releases_the_connection(
+    url: str, mq: AceMQ, queue: str
+) -> None:
+    busy = await acemq.connect(url)
+    cancelled = asyncio.Event()
+
+    async def slow(message: Message[int]) -> None:
+        try:
+            await asyncio.sleep(5)
+        except asyncio.CancelledError:
+            cancelled.set()
+            raise
+
+    consumer = await busy.consume(queue, int, slow)
+    await mq.send(queue, 1)
+    await until(lambda: consumer.in_flight == 1)
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(busy.close(), 0.2)
+    assert cancelled.is_set()
+    assert busy.state.phase == "closed"
+    await all_back(mq, queue, 1)
+
+
+async def test_m051_a_thread_that_never_ends_is_left_behind_and_settles_nothing(
+    url: str, mq: AceMQ, queue: str
+) -> None:
+    release = threading.Event()
+
+    def stuck(message: Message[int]) -> Ack:
+        release.wait(20)
+        return Ack.reject("too late")
+
+    busy = await acemq.connect(url)
+    consumer = await busy.consume(queue, int, stuck)
+    await mq.send(queue, 1)
+    await until(lambda: consumer.in_flight == 1)
+    began = time.monotonic()
+    drained = await busy.close(timedelta(milliseconds=300))
+    assert time.monotonic() - began < 1.3
+    assert (drained.finished, drained.abandoned) == (False, 1)
+    release.set()
+    await all_back(mq, queue, 1)
+    assert (await mq.depth(f"{queue}.dlq")).ready == 0
+
+
+async def test_a_handler_that_outlives_its_stop_settles_and_copies_nothing(url: str, mq: AceMQ, queue: str) -> None:
+    release, ended = asyncio.Event(), asyncio.Event()
+
+    async def stubborn(message: Message[int]) -> Ack:
+        while not release.is_set():
+            try:
+                await release.wait()
+            except asyncio.CancelledError:
+                continue
+        ended.set()
+        return Ack.reject("too late")
+
+    busy = await acemq.connect(url)
+    consumer = await busy.consume(queue, int, stubborn)
+    await mq.send(queue, 1)
+    await until(lambda: consumer.in_flight == 1)
+    drained = await busy.close(timedelta(milliseconds=100))
+    assert drained.abandoned == 1
+    release.set()
+    await ended.wait()
+    await all_back(mq, queue, 1)
+    assert (await mq.depth(f"{queue}.dlq")).ready == 0
+    assert consumer.counters.rejected == 0
+
+
+async def test_every_caller_of_close_gets_the_same_answer(url: str, queue: str) -> None:
+    busy = await acemq.connect(url)
+    first, second = await asyncio.gather(busy.close(), busy.close())
+    assert first is second
+    assert await busy.close() is first
+    with pytest.raises(ClosedError):
+        await busy.pull(queue, int)
+
+
+async def test_leaving_the_block_of_a_consumer_finishes_what_runs(mq: AceMQ, queue: str) -> None:
+    started, finished = asyncio.Event(), 0
+
+    async def handle(message: Message[int]) -> None:
+        nonlocal finished
+        started.set()
+        await asyncio.sleep(0.05)
+        finished += 1
+
+    await mq.send(queue, 1)
+    async with mq.consume(queue, int, handle):
+        await started.wait()
+    assert finished == 1
+    assert (await mq.depth(queue)).ready == 0

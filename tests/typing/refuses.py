@@ -1,0 +1,42 @@
+"""What both checkers must refuse, line by line: an ignore that is no longer needed fails the build."""
+
+from __future__ import annotations
+
+from acemq import AceMQ, Message
+from tests.typing.accepts import Order, Priced, Shipped, maybe, note, price, ship
+
+
+async def wants_shipped(shipped: Shipped) -> None: ...
+async def of_priced(message: Message[Priced]) -> None: ...
+async def gives_text(message: Message[Order]) -> str:
+    return ""
+
+
+def chains(mq: AceMQ) -> None:
+    orders = mq.pipeline("orders", Order)
+    orders.step("ship", ship)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    orders.step("price", price).step("price", price)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    orders.step("price", price).step("done", wants_shipped)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    orders.step("maybe", maybe).step("done", wants_shipped)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    orders.elsewhere("fraud", Shipped).step("ship", ship)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    orders.step("price", price, concurency=2)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+    orders.step("price", price, retry=3)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+
+
+def consumers(mq: AceMQ) -> None:
+    mq.consume("o", Order, of_priced)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    mq.consume("o", Order, gives_text)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    mq.consume("o", Priced, note)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    mq.consume("o", Order, lambda message: message.payload.idd)  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType, reportUnknownLambdaType]
+    mq.consume("o", Order, note, concurrency="4")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    mq.consume("o", Order, note, prefech=4)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+
+
+async def in_hand(mq: AceMQ) -> None:
+    publisher = mq.publisher("orders-events", "order.placed", Order)
+    await publisher.publish(Priced(1))  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    await mq.send("o", Order("1"), delay=5)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    pulled = await mq.pull("o", Order)
+    if pulled:
+        cents: int = pulled.payload  # type: ignore[assignment]  # pyright: ignore[reportAssignmentType]
+        print(cents)
