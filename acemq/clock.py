@@ -21,6 +21,8 @@ class Timer(Protocol):
 
 
 class Clock(Protocol):
+    """Where the library takes the time from."""
+
     def now(self) -> datetime:
         """The wall clock, aware, in UTC."""
         ...
@@ -35,6 +37,8 @@ class Clock(Protocol):
 
 
 class SystemClock:
+    """The machine's own clocks, and the event loop's timers."""
+
     def now(self) -> datetime:
         return datetime.now(UTC)
 

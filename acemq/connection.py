@@ -14,7 +14,7 @@ from typing import Any, Self, TypedDict, TypeVar, Unpack
 from acemq.clock import SYSTEM, Clock, check_duration
 from acemq.codec import Codec, Codecs, Payload, PayloadType, Reader
 from acemq.consuming import Call, ConsumeOptions, Consumer, Drained, check_handler, check_options, check_policy
-from acemq.errors import AcemqError, ClosedError, ConfigurationError, LoopError
+from acemq.errors import AcemqError, ClosedError, ConfigurationError, LoopError, TopologyError
 from acemq.mapping import public_error
 from acemq.message import Handler
 from acemq.opening import Opening, transport_for
@@ -30,6 +30,8 @@ T = TypeVar("T")
 
 
 class ConnectOptions(TypedDict, total=False):
+    """How a connection behaves; all of it optional."""
+
     name: str
     """acemq; the first half of the origin, `{name}@{host}`."""
     codec: Codec
@@ -49,10 +51,13 @@ class ConnectOptions(TypedDict, total=False):
     close_timeout: timedelta
     """20 s; one budget for the whole connection."""
     reconnect: Backoff
+    """Pauses between dials: from 0.25 s, doubling to 30 s, with full jitter."""
     threads: int
     """32; the pool for handlers that are plain functions."""
     on_diagnostic: Callable[[Diagnostic], None]
+    """Told what a person should know about; the logger `acemq` has it too."""
     clock: Clock
+    """The system's; a `MovableClock` in tests on memory."""
 
 
 _OPTIONS = frozenset(ConnectOptions.__annotations__)
@@ -198,6 +203,9 @@ class Connection:
 
         async def open_consumer() -> Consumer:
             self._check_usable()
+            if not await self.exists(queue):
+                # Looked up first: a mistyped name must not leave its dead-letter queues behind.
+                raise TopologyError(f"there is no queue {queue!r}; declare it before it is consumed")
             if options.get("declare", True):
                 await self._declare_beside(options.get("set_aside", queue), queue, policy)
             consumer = make()
@@ -218,7 +226,10 @@ class Connection:
     async def pull(
         self, queue: str, payload: Payload[T], *, wait: timedelta = timedelta(0), codec: Codec | None = None
     ) -> Pulled[T] | None:
-        """One message, held until one of its verbs settles it; `None` when none came within `wait`."""
+        """One message, held until one of its verbs settles it; `None` when none came within `wait`.
+
+        `wait` is time of the connection's clock: a test that stands on a `MovableClock` has to move it.
+        """
         pulled = await self.pull_many(queue, payload, most=1, wait=wait, codec=codec)
         return pulled[0] if pulled else None
 

@@ -50,6 +50,8 @@ MAX_DELIVERIES = 15
 
 
 class ConsumeOptions(TypedDict, total=False):
+    """How a queue is consumed; all of it optional."""
+
     concurrency: int
     """10; handlers at once."""
     prefetch: int
@@ -61,9 +63,11 @@ class ConsumeOptions(TypedDict, total=False):
     max_deliveries: int | None
     """15; `None`: no limit. Counts what the broker counts: quorum queues do, classic ones do not."""
     expired: Literal["dead_letter", "drop"]
+    """dead_letter; what becomes of a message that expired before it was handled."""
     set_aside: str
     """The queue whose `.dlq` and `.parked` take what is given up; the queue itself."""
     codec: Codec
+    """The connection's."""
     name: str
     """The consumer's name on the broker, stable over recovery; `{origin}/{queue}/{number}`."""
     priority: int
@@ -106,6 +110,8 @@ class Drained:
 
 
 class ConsumerState(StrEnum):
+    """What a consumer is doing now."""
+
     STARTING = "starting"
     RUNNING = "running"
     RECOVERING = "recovering"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import TypeAlias, cast
@@ -134,13 +135,14 @@ def text(value: object) -> str | None:
 
 def integer(value: object) -> int | None:
     """An integer header as it may arrive: a number, or text or bytes that read as one; a boolean is none."""
-    if isinstance(value, bool):
-        return None
-    if isinstance(value, int):
-        return value
     if isinstance(value, str | bytes):
-        try:
-            return int(value)
-        except ValueError:
-            return None
-    return None
+        # int() takes more than other libraries read: underscores, and the digits of every script.
+        digits = value if isinstance(value, bytes) else value.encode()
+        read = int(digits) if _INTEGER.fullmatch(digits) else None
+    else:
+        read = value if isinstance(value, int) and not isinstance(value, bool) else None
+    # What no header can hold could not be written on a copy either, and the message could never be moved.
+    return read if read is not None and -(2**63) <= read < 2**63 else None
+
+
+_INTEGER = re.compile(rb"\s*[+-]?[0-9]{1,20}\s*")

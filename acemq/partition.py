@@ -17,7 +17,12 @@ def fnv1a(key: str) -> int:
 
 def partition_of(key: str, count: int) -> int:
     """0 … count − 1. Libraries of all languages agree when `count` is a power of two, and only then."""
-    return fnv1a(key) % check_count(count)
+    if not isinstance(key, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ConfigurationError(f"key {key!r} must be text; a message without a key has no partition")
+    try:
+        return fnv1a(key) % check_count(count)
+    except UnicodeEncodeError:
+        raise ConfigurationError(f"key {key!r} holds half of a surrogate pair, which no UTF-8 can carry") from None
 
 
 def check_count(count: int) -> int:

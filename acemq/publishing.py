@@ -19,6 +19,7 @@ from acemq.clock import SYSTEM, Clock, check_duration
 from acemq.codec import Codec, Codecs
 from acemq.envelope import Envelope, to_millis, write
 from acemq.errors import (
+    AcemqError,
     BatchPublishError,
     CapabilityError,
     ClosedError,
@@ -41,31 +42,42 @@ WINDOW = 500
 
 
 class PublishOptions(TypedDict, total=False):
+    """What may be said about one publish; all of it optional."""
+
     headers: Mapping[str, HeaderValue]
+    """The application's own; names beginning with `x-acemq-` are refused."""
     message_id: str
     """A new UUID of version 4."""
     type: str
     """The routing key."""
     version: int
+    """1; of the payload's shape, for readers that look at it."""
     correlation_id: str
     """That of the message in hand, else the id."""
     causation_id: str
     """The id of the message in hand."""
     claim: str
+    """The application's own word about where a body lies; the library never reads it."""
     envelope: Envelope
     """Instead of the seven above; together they are refused."""
     codec: Codec
+    """The connection's."""
     content_type: str
     """Picks the codec; for bytes it is only the label."""
     persistent: bool
+    """True: the message survives a restart of the broker."""
     mandatory: bool
     """True: a message that no queue takes is an error."""
     priority: int
+    """0–255, below the levels that the queue was declared with."""
     expires_in: timedelta
     """After it the message is not handled any more."""
     delay: timedelta
+    """Not before; needs the capability."""
     reply_to: str
+    """The queue that an answer goes to."""
     ordering_key: str
+    """For queues declared ordered."""
     timeout: timedelta
     """For permit, connection and confirm together; the connection's `publish_timeout`."""
 
@@ -183,6 +195,8 @@ class Outbound:
                 break
             results.extend(await self._publish_window(window, within) if taken else self._refuse(window, within))
             self.permits.give(taken)
+            # A transport that answers without waiting must not keep the loop to itself for the whole batch.
+            await asyncio.sleep(0)
         failures = [result for result in results if isinstance(result, Exception)]
         if failures:
             raise BatchPublishError(results) from failures[0]
@@ -235,9 +249,9 @@ class Outbound:
             return PublishResult(Published.REFUSED, port.TimedOut(self.permits.shortage(self._timeout)))
         try:
             (result,) = await self._transport.publish((outgoing,), within=self._timeout)
-        except ClosedError as closed:
+        except AcemqError as error:
             self.permits.give(1)
-            return PublishResult(Published.REFUSED, closed)
+            return PublishResult(Published.REFUSED if isinstance(error, ClosedError) else Published.FAILED, error)
         except BaseException:
             self.permits.owe(1)
             raise
@@ -349,7 +363,10 @@ class Outbound:
             if not 0 <= priority <= 255:
                 raise ConfigurationError(f"priority={priority} must lie between 0 and 255")
             if priority >= max(can.priorities, 1) and not (exchange and can.priorities):
-                raise CapabilityError(can.transport, f"{priority + 1} priority levels", f"priority={priority}")
+                levels = f"{priority + 1} priority levels"
+                advice = "" if exchange else f"Declare it with .queue({routing_key!r}, priorities={priority + 1})"
+                where = can.transport if exchange else f"queue {routing_key!r} on {can.transport}"
+                raise CapabilityError(where, levels, f"priority={priority}", advice)
         if "timeout" in options:
             check_duration("timeout", options["timeout"])
         if "expires_in" in options:

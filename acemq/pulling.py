@@ -39,7 +39,11 @@ class Pulled(Message[T_co]):
         return self._payload
 
     async def accept(self) -> bool:
-        """False, here and below: the broker no longer holds this delivery for us, and nothing was changed."""
+        """True once it took effect.
+
+        False, here and below: the broker no longer holds this delivery for us, or the copy did not land (is there a
+        `{queue}.dlq`? pulling declares nothing); the message is where it was.
+        """
         return await self._settle(Ack.accept())
 
     async def retry(self, error: BaseException | str | None = None, *, delay: timedelta | None = None) -> bool:
@@ -61,8 +65,8 @@ class Pulled(Message[T_co]):
         self._settled = True
         decision = decide(ack, self.envelope, self._settler.policy, self.age, "pull")
         try:
-            _, held = await self._settler.carry_out(decision, self.delivery)
+            handled, held = await self._settler.carry_out(decision, self.delivery)
         except BaseException:
             self._settled = False  # cancelled before it took effect: still in hand
             raise
-        return held
+        return held and handled.landed

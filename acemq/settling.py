@@ -54,6 +54,7 @@ class Case(StrEnum):
     BAD_ANSWER = "bad_answer"
     REJECTED = "rejected"
     PARKED = "parked"
+    REFUSED = "refused"
     UNDECODABLE = "undecodable"
     DELIVERY_LIMIT = "delivery_limit"
     EXPIRED = "expired"
@@ -159,6 +160,17 @@ TABLE: dict[Case, Row] = {
             diagnostic=PARKED,
             text="the handler parked it: {reason}",
             how="parked",
+        ),
+        Row(
+            case=Case.REFUSED,
+            when="something that surrounds the handler refused the message before it",
+            copy=".dlq",
+            attempt="unchanged",
+            counted="dead_lettered",
+            error_span=True,
+            diagnostic=DEAD_LETTERED,
+            text="an interceptor refused it: {reason}",
+            how="refused",
         ),
         Row(
             case=Case.UNDECODABLE,

@@ -353,6 +353,8 @@ class Depth:
 
 
 class ApplyMode(StrEnum):
+    """What `declare` does about what is missing: make it, raise, or only report."""
+
     CREATE = "create"
     VERIFY = "verify"
     REPORT = "report"
@@ -360,6 +362,8 @@ class ApplyMode(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
+    """What was found about one object, or about one argument of it."""
+
     verdict: Literal["present", "created", "drift", "missing"]
     kind: Literal["queue", "exchange", "binding"]
     name: str

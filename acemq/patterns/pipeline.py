@@ -33,6 +33,8 @@ _NAME = re.compile(r"[A-Za-z0-9_.-]{1,100}")
 
 
 class SlipForm(StrEnum):
+    """In which form a run's routing slip is written; either is read."""
+
     DECLARED = "declared"
     ITINERARY = "itinerary"
 

@@ -32,6 +32,8 @@ Accepts = Callable[[Message[bytes]], bool]
 
 
 class StopReason(StrEnum):
+    """Why a replay ended."""
+
     DRAINED = "drained"
     """Every message that was waiting when the run began has been looked at."""
     LIMIT = "limit"
@@ -44,6 +46,8 @@ class StopReason(StrEnum):
 
 @dataclass(frozen=True)
 class ReplayResult:
+    """What a replay did, up to its end or its failure."""
+
     source: str
     target: str
     looked_at: int
@@ -153,6 +157,8 @@ class _Run:
                 in_hand = None
                 if result is not None and result.outcome is not Published.ROUTED:
                     await self._fail(result)
+                # A transport that answers without waiting must not keep the loop to itself for the whole run.
+                await asyncio.sleep(0)
         except BaseException as error:
             if isinstance(error, ReplayError):
                 raise

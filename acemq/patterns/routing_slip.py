@@ -87,6 +87,8 @@ class RoutingSlip:
 
 @dataclass(frozen=True)
 class Stop:
+    """One address of an itinerary."""
+
     exchange: str = ""
     """Empty: the default exchange, whose routing key is the queue."""
     routing_key: str = ""

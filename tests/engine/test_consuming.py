@@ -15,8 +15,8 @@ import pytest
 
 import acemq
 from acemq import (
-    Ack,
     AceMQ,
+    Ack,
     ClosedError,
     ConfigurationError,
     Diagnostic,

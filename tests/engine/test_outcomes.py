@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from acemq import Ack, AceMQ, Diagnostic, Envelope, FatalError, Handled, Message, RetryPolicy
+from acemq import AceMQ, Ack, Diagnostic, Envelope, FatalError, Handled, Message, RetryPolicy
 from acemq import headers as h
 from acemq.settling import TABLE, Case
 from tests.waiting import until
@@ -30,12 +30,15 @@ def raising(error: Exception) -> Callable[[Message[Any]], Any]:
     return fail
 
 
+AT_ONCE = RetryPolicy.fixed(3, timedelta())
+
+
 @dataclass(frozen=True)
 class Expected:
     case: Case
     handler: Callable[[Message[Any]], Any]
     error: str | None = None
-    policy: RetryPolicy = RetryPolicy.fixed(3, timedelta())
+    policy: RetryPolicy = AT_ONCE
     how: str | None = None
     failed_with: str | None = None
     attempt: int = 1
@@ -52,7 +55,9 @@ ROWS = [
         "exhausted",
         f"{__name__}.CarrierDown",
     ),
-    Expected(Case.EXHAUSTED, lambda m: Ack.retry("no luck"), "exhausted 3 attempts: no luck", how="exhausted", attempt=3),
+    Expected(
+        Case.EXHAUSTED, lambda m: Ack.retry("no luck"), "exhausted 3 attempts: no luck", how="exhausted", attempt=3
+    ),
     Expected(
         Case.TOO_OLD,
         raising(CarrierDown("boom")),
@@ -298,7 +303,12 @@ async def test_expired_before_it_was_handled_goes_to_the_dead_letters_or_is_drop
         headers = acemq_headers | {h.EXPIRES_AT: 1}
         await mq.outbound.move(
             Outgoing(
-                exchange="", routing_key=queue, body=b"1", headers=headers, message_id="m", content_type="application/json"
+                exchange="",
+                routing_key=queue,
+                body=b"1",
+                headers=headers,
+                message_id="m",
+                content_type="application/json",
             )
         )
 

@@ -17,6 +17,7 @@ from acemq import (
     ClosedError,
     ConfigurationError,
     EncodeError,
+    HeaderValue,
     LoopError,
     Message,
     MessageTooLargeError,
@@ -139,7 +140,7 @@ async def test_m020_a_missing_exchange_is_refused_and_ends_no_other_publish(mq: 
 async def test_m021_headers_arrive_as_they_were_sent_also_after_a_retry_and_a_dead_letter(
     mq: AceMQ, queue: str
 ) -> None:
-    sent = {
+    sent: dict[str, HeaderValue] = {
         "n": -(2**63),
         "flag": False,
         "when": datetime(2026, 2, 3, 4, 5, 6, tzinfo=UTC),
@@ -161,7 +162,9 @@ async def test_m021_headers_arrive_as_they_were_sent_also_after_a_retry_and_a_de
     for headers in (*seen, dict(letter.headers)):
         kept = {name: value for name, value in headers.items() if name in sent}
         assert kept == sent
-        assert {name: type(value) for name, value in kept.items()} == {name: type(value) for name, value in sent.items()}
+        assert {name: type(value) for name, value in kept.items()} == {
+            name: type(value) for name, value in sent.items()
+        }
     assert len(seen) == 2
     await letter.accept()
 
@@ -171,7 +174,7 @@ async def test_m021_headers_arrive_as_they_were_sent_also_after_a_retry_and_a_de
     [
         {"x-acemq-id": "1"},
         {"x-acemq-shiny": 1},
-        {"when": datetime(2026, 1, 1)},  # noqa: DTZ001
+        {"when": datetime(2026, 1, 1)},
         {"n": 2**63},
         {"kind": {1, 2}},
         {"x" * 129: 1},
@@ -320,7 +323,7 @@ async def test_a_closed_connection_refuses_to_publish(url: str, queue: str) -> N
 
 async def test_another_event_loop_is_refused(mq: AceMQ, queue: str) -> None:
     def elsewhere() -> None:
-        asyncio.run(mq.send(queue, 1))  # type: ignore[arg-type]
+        asyncio.run(mq.send(queue, 1))
 
     with pytest.raises(LoopError):
         await asyncio.to_thread(elsewhere)

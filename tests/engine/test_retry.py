@@ -9,7 +9,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 import acemq
-from acemq import Ack, AceMQ, CapabilityError, Diagnostic, Envelope, Message, MovableClock, RetryPolicy, Topology
+from acemq import AceMQ, Ack, CapabilityError, Diagnostic, Envelope, Message, MovableClock, RetryPolicy, Topology
 from acemq.transports.memory import MemoryBroker, Profile
 from tests.waiting import until
 
@@ -97,11 +97,10 @@ async def test_m042_a_wait_with_a_fraction_of_a_second_has_no_rung(mq: AceMQ, cl
         assert failing.waits == [45.5]
 
 
+@pytest.mark.parametrize("broker", [Profile.RABBITMQ], indirect=True)
 async def test_m043_a_missing_rung_is_reported_and_the_wait_spent_in_the_consumer(
     mq: AceMQ, clock: MovableClock, diagnostics: list[Diagnostic]
 ) -> None:
-    if not mq.capabilities.dead_letter_routes:
-        pytest.skip("rungs exist where a queue may dead-letter to an exchange")
     failing = Failing(clock)
     async with mq.consume("q", int, failing, retry=RetryPolicy.fixed(2, timedelta(minutes=1))):
         assert await mq.delete("q.retry.1m")
@@ -113,9 +112,7 @@ async def test_m043_a_missing_rung_is_reported_and_the_wait_spent_in_the_consume
     assert [each.destination for each in missing] == ["q.retry.1m"]
 
 
-async def test_m044_age_ends_retries_at_its_limit_and_an_unknown_age_never_does(
-    mq: AceMQ, clock: MovableClock
-) -> None:
+async def test_m044_age_ends_retries_at_its_limit_and_an_unknown_age_never_does(mq: AceMQ, clock: MovableClock) -> None:
     async def fail(message: Message[str]) -> None:
         if message.attempt == 1:
             raise ValueError("boom")

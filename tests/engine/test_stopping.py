@@ -10,7 +10,7 @@ from datetime import timedelta
 import pytest
 
 import acemq
-from acemq import Ack, AceMQ, ClosedError, Message, RetryPolicy
+from acemq import AceMQ, Ack, ClosedError, Message, RetryPolicy
 from tests.waiting import until, until_async
 
 

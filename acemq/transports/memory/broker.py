@@ -35,7 +35,7 @@ from acemq.transport import (
     Unroutable,
     Verb,
 )
-from acemq.transports.memory.agenda import Agenda, Rank
+from acemq.transports.memory.agenda import GRAIN, Agenda, Rank
 from acemq.transports.memory.faults import Faults
 from acemq.transports.memory.profiles import MAX_MESSAGE, Profile
 from acemq.transports.memory.queues import DELAYED, HELD, MemoryQueue, Stored, admit
@@ -494,13 +494,19 @@ class Broker:
                 case Rank.LEASE:
                     self._lapse(message)
                 case Rank.DUE:
-                    del message.queue.delayed[message.position]
-                    message.until = None
-                    self._return(message)
-                    self.feed(message.queue)
+                    self._come_due(message)
                 case Rank.EXPIRY:
                     self._expire(message)
         self._agenda.arm()
+
+    def _come_due(self, message: Stored) -> None:
+        del message.queue.delayed[message.position]
+        message.until = None
+        message.queue.put_back(message)
+        if message.expires_at is not None and message.expires_at < self.clock.monotonic() - GRAIN:
+            self._expire(message)  # the timer came late: both are over
+        else:
+            self.feed(message.queue)
 
     def _lapse(self, message: Stored) -> None:
         if self.lease is not None:

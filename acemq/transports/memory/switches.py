@@ -96,6 +96,9 @@ class MemoryBroker(Broker):
 
     def release(self, verb: Stallable) -> None:
         self.stalled.discard(check_verb(verb))
+        with self.lock:
+            for queue in self.queues.values():
+                self.feed(queue)
         self._tell()
 
     def disconnect(self, reason: str) -> None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from datetime import datetime
+from typing import Any, TypeVar
 
 from acemq.clock import Clock, sleep
 from acemq.retry import Backoff
@@ -15,6 +16,8 @@ from acemq.transport import AccessDenied, NotConnected, Phase, TransportError
 from .address import Address, Host
 from .bell import Bell
 from .session import Session, dial
+
+T = TypeVar("T")
 
 log = logging.getLogger("acemq.rabbitmq")
 
@@ -45,6 +48,7 @@ class Link:
         self._session: Session | None = None
         self._keeping: asyncio.Task[None] | None = None
         self._arrival = Bell()
+        self._unfinished: set[asyncio.Task[Any]] = set()
         self._next_host = random.randrange(len(address.hosts))
 
     @property
@@ -59,6 +63,26 @@ class Link:
             if self.phase in (Phase.CLOSING, Phase.CLOSED):
                 raise NotConnected("the transport is closing")
             await self._arrival.heard()
+
+    async def finish(self, work: Coroutine[Any, Any, T]) -> T:
+        """Await what must not be interrupted: a cancelled caller only stops waiting, and the work goes on to its end.
+
+        aiormq closes the channel of a call that is cancelled, and if the broker does the same at that moment, the
+        second close costs the whole link.
+        """
+        return await asyncio.shield(self.start(work))
+
+    def start(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        """Nobody need wait for it; the link does, when it is closed."""
+        task = asyncio.create_task(work)
+        self._unfinished.add(task)
+        task.add_done_callback(self._finished)
+        return task
+
+    def _finished(self, task: asyncio.Task[Any]) -> None:
+        self._unfinished.discard(task)
+        if not task.cancelled():
+            task.exception()  # read, should nobody wait for it any more
 
     async def open(self) -> None:
         """Return once connected. Raises at once what waiting does not mend; until cancelled it dials."""
@@ -83,6 +107,12 @@ class Link:
         if self._session is not None:
             await self._session.close(within)
             self._session = None
+        if self._unfinished:
+            # Whatever they asked will not be answered.
+            _, stuck = await asyncio.wait(self._unfinished, timeout=0.1)
+            for task in stuck:
+                task.cancel()
+            await asyncio.gather(*stuck, return_exceptions=True)
         self._now(Phase.CLOSED)
 
     async def _keep(self, session: Session) -> None:

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime, timedelta
 from itertools import count
+from typing import Any, TypeVar
 
 from acemq.clock import Clock, check_duration
 from acemq.errors import CapabilityError, ClosedError, ConfigurationError
@@ -46,6 +47,8 @@ from .pull import Puller
 from .receive import ConsumeOptions, Subscription
 from .session import ANSWER_LIMIT
 from .topology import BrokerTopology
+
+T = TypeVar("T")
 
 log = logging.getLogger("acemq.rabbitmq")
 
@@ -93,6 +96,10 @@ class _Running:
         self.subscriptions: set[Subscription] = set()
         self.pullers: dict[str, Puller] = {}
         self.publishing: asyncio.Task[None] | None = None
+
+    async def finish(self, work: Coroutine[Any, Any, T]) -> T:
+        """What is asked of the broker goes to its end, whatever becomes of the caller."""
+        return await self.links[-1].finish(work)
 
     async def open(self) -> None:
         try:
@@ -433,7 +440,7 @@ class RabbitMQ:
         running = self._enter()
         if not isinstance(mode, ApplyMode):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise ConfigurationError(f"mode={mode!r} must be one of ApplyMode")
-        findings = await running.topology.apply(topology, mode)
+        findings = await running.finish(running.topology.apply(topology, mode))
         created = {finding.name for finding in findings if finding.verdict == "created" and finding.kind == "queue"}
         for subscription in running.subscriptions:
             if subscription.queue in created:
@@ -476,8 +483,12 @@ class RabbitMQ:
             topology=running.topology,
             on_closed=running.subscriptions.discard,
         )
-        await subscription.open(ANSWER_LIMIT)
         running.subscriptions.add(subscription)
+        try:
+            await running.finish(subscription.open(ANSWER_LIMIT))
+        except asyncio.CancelledError:
+            subscription.abandon()
+            raise
         return subscription
 
     async def pull(
@@ -503,16 +514,20 @@ class RabbitMQ:
         return [Renewal("failed", error=error) for _ in batch]
 
     async def depth(self, queue: str) -> Depth:
-        return await self._enter().topology.depth(queue)
+        running = self._enter()
+        return await running.finish(running.topology.depth(queue))
 
     async def exists(self, name: str, kind: Kind = "queue") -> bool:
-        return await self._enter().topology.exists(name, kind)
+        running = self._enter()
+        return await running.finish(running.topology.exists(name, kind))
 
     async def delete(self, name: str, kind: Kind = "queue", *, only_if_empty: bool = False) -> bool:
-        return await self._enter().topology.delete(name, kind, only_if_empty=only_if_empty)
+        running = self._enter()
+        return await running.finish(running.topology.delete(name, kind, only_if_empty=only_if_empty))
 
     async def purge(self, queue: str) -> int | None:
-        return await self._enter().topology.purge(queue)
+        running = self._enter()
+        return await running.finish(running.topology.purge(queue))
 
 
 def _refuse_lease(lease: timedelta | None) -> None:

@@ -46,6 +46,8 @@ class _Pulled(IncomingChannel):
             return request
         self._requests.append(request)
         frame = frames.get(self.channel.number, self.queue)
+        # What was settled before leaves first: something given back may be what is asked for.
+        self.session.lane.flush()
         for _ in range(count):
             self.session.lane.write(frame)
         return request

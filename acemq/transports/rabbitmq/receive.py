@@ -201,7 +201,7 @@ class Subscription:
         self._state = SubscriptionState(phase=SubscriptionPhase.RECOVERING, since=clock.now(), generation=0)
         self._news = Bell()
         self._keeping: asyncio.Task[None] | None = None
-        self._is_closed = self._is_stopped = self.is_paused = self._is_missing = False
+        self._is_closed = self._is_stopped = self.is_paused = self._is_missing = self._is_abandoned = False
 
     # What the port promises
 
@@ -260,9 +260,23 @@ class Subscription:
             async with asyncio.timeout(within):
                 session = await self._link.live()
         except TimeoutError:
+            self.forget()
             raise NotConnected(f"no link to subscribe to {self.queue!r} on: {self._link.last_error}") from None
-        await self._register(session)
-        self._keeping = asyncio.create_task(self._keep(), name=f"acemq keeps {self.name}")
+        try:
+            await self._register(session)
+        except BaseException:
+            self.forget()
+            raise
+        if self._is_abandoned:
+            await self.close()
+        elif not self._is_closed:
+            self._keeping = asyncio.create_task(self._keep(), name=f"acemq keeps {self.name}")
+
+    def abandon(self) -> None:
+        """Nobody wants it any more, registered or not."""
+        self._is_abandoned = True
+        if self._keeping is not None:
+            self._link.start(self.close())
 
     async def _register(self, session: Session, *, gap: bool = False) -> None:
         consumer = self._consumer
@@ -281,6 +295,9 @@ class Subscription:
             if isinstance(error, TransportError):
                 raise _refusal(self.queue, error) from None
             raise
+        if self._is_stopped:  # meanwhile
+            await consumer.close()
+            return
         self._consumer, self._is_missing = consumer, False
         self._state = replace(self._state, generation=self._state.generation + 1, gap=gap)
         self._now(SubscriptionPhase.ACTIVE)
@@ -308,11 +325,11 @@ class Subscription:
             failures += 1
             try:
                 try:
-                    await self._register(session)
+                    await self._link.finish(self._register(session))
                 except QueueMissing:
                     if not (is_new and await self.topology.restore(session, self.queue, was_missing=self._is_missing)):
                         raise
-                    await self._register(session, gap=True)
+                    await self._link.finish(self._register(session, gap=True))
             except (TransportError, AcemqError) as error:
                 self._failed(error, session)
             else:
@@ -345,8 +362,9 @@ class Subscription:
 
     def room(self, consumer: _Consumer) -> int:
         """How many deliveries may be handed out now."""
-        is_open = self._state.phase is SubscriptionPhase.ACTIVE and consumer is self._consumer and consumer.is_usable
-        return self.prefetch - consumer.handed_out if is_open else 0
+        if self._state.phase is not SubscriptionPhase.ACTIVE or self._is_abandoned:
+            return 0
+        return self.prefetch - consumer.handed_out if consumer is self._consumer and consumer.is_usable else 0
 
     def deliver(self, batch: Sequence[Delivery]) -> None:
         try:

@@ -233,9 +233,10 @@ async def ask(answer: Awaitable[T]) -> T:
 async def close_channel(channel: aiormq.Channel, within: float = 2.0) -> None:
     """Close it, if it is still open. What goes wrong here is the link's trouble and shows there."""
     if not channel.is_closed:
-        with suppress(TransportError, TimeoutError):
-            async with asyncio.timeout(within):
-                await ask(channel.close())
+        # Never cancelled: aiormq would send a second close, for which the broker closes the link.
+        closing = asyncio.ensure_future(ask(channel.close()))
+        closing.add_done_callback(lambda done: None if done.cancelled() else done.exception())
+        await asyncio.wait({closing}, timeout=within)
 
 
 def _text(error: BaseException) -> str:
