@@ -83,7 +83,10 @@ class MovableClock:
         return timer
 
     async def advance(self, by: timedelta) -> None:
-        """Move the clock on; on return everything due by then has happened, handlers that do not wait included."""
+        """Move the clock on; on return everything due by then has happened on the event loop.
+
+        Threads are not waited for: what a handler that is a plain `def` does may still be under way.
+        """
         if by < timedelta():
             raise ConfigurationError(f"by={by} is negative; this clock only moves on")
         end = self._elapsed + by.total_seconds()

@@ -105,7 +105,10 @@ class TextCodec:
     def encode(self, payload: object) -> bytes:
         if not isinstance(payload, str):
             raise EncodeError(f"text/plain carries str, not {type(payload).__name__}")
-        return payload.encode()
+        try:
+            return payload.encode()
+        except UnicodeEncodeError as error:
+            raise EncodeError(f"no UTF-8 can carry this text: {error}") from error
 
     def decode(self, body: bytes, into: Any) -> Any:
         try:
@@ -351,4 +354,5 @@ def _into_foreign(kind: type, value: Any) -> Any:
 
 
 def _name_of(into: Any) -> str:
-    return str(getattr(into, "__name__", "") or into)
+    name: object = getattr(into, "__name__", None)
+    return str(name or into)

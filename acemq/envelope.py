@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
-from types import MappingProxyType
 from typing import TypedDict, Unpack
+
+import msgspec
+from msgspec.structs import force_setattr, replace
 
 from acemq import headers as h
 from acemq.errors import ConfigurationError
@@ -18,7 +19,6 @@ ERROR_LIMIT = 1_000
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MILLISECOND = timedelta(milliseconds=1)
-_NOTHING: Mapping[str, HeaderValue] = MappingProxyType({})
 
 
 class EnvelopeFields(TypedDict, total=False):
@@ -42,8 +42,7 @@ class EnvelopeChanges(EnvelopeFields, total=False):
     type: str
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Envelope:
+class Envelope(msgspec.Struct, frozen=True, kw_only=True):
     """Frozen. `first_seen` is aware, in UTC and of whole milliseconds; `headers` are the application's, read-only."""
 
     id: str
@@ -60,16 +59,17 @@ class Envelope:
     route: str | None = None
     route_position: int = 0
     route_id: str | None = None
-    headers: Mapping[str, HeaderValue] = field(default_factory=lambda: _NOTHING)
+    headers: Mapping[str, HeaderValue] = msgspec.field(default_factory=lambda: h.NONE)
 
     def __post_init__(self) -> None:
         if self.first_seen.utcoffset() is None:
             raise ConfigurationError(f"first_seen={self.first_seen.isoformat()} is naive; give it a time zone")
         if self.version < 1 or self.attempt < 1:
             raise ConfigurationError(f"version={self.version} and attempt={self.attempt} must be 1 or more")
-        if self.headers is not _NOTHING:
-            checked = MappingProxyType(h.check_application(self.headers))
-            object.__setattr__(self, "headers", checked)
+        if self.first_seen.tzinfo is not UTC or self.first_seen.microsecond % 1000:
+            force_setattr(self, "first_seen", from_millis(to_millis(self.first_seen)))
+        if not isinstance(self.headers, h.ReadOnly):
+            force_setattr(self, "headers", h.check_application(self.headers))
 
     @classmethod
     def of(cls, type: str, *, now: datetime | None = None, **fields: Unpack[EnvelopeFields]) -> Envelope:
@@ -109,41 +109,38 @@ class Envelope:
         cls, headers: Headers | None, *, routing_key: str, message_id: str | None, now: datetime
     ) -> Envelope:
         """Read what arrived. Nothing malformed is an error: it reads as its default."""
-        headers = headers or _NOTHING
-        text, integer = h.text, h.integer
-        identity = text(headers.get(h.ID)) or message_id or new_id()
-        seen = integer(headers.get(h.FIRST_SEEN))
+        headers = headers or h.NONE
+        get, text, integer = headers.get, _text, h.integer
+        identity = text(get(h.ID)) or message_id or new_id()
+        seen = integer(get(h.FIRST_SEEN))
         known = seen is not None and 0 < seen < _END_OF_TIME_MS
-        route = text(headers.get(h.ROUTE))
-        return _trusted(
-            cls,
+        return cls(
             id=identity,
-            type=text(headers.get(h.TYPE)) or routing_key,
-            version=max(integer(headers.get(h.VERSION)) or 1, 1),
-            correlation_id=text(headers.get(h.CORRELATION)) or identity,
-            causation_id=text(headers.get(h.CAUSATION)),
-            attempt=max(integer(headers.get(h.ATTEMPT)) or 1, 1),
+            type=text(get(h.TYPE)) or routing_key,
+            version=max(integer(get(h.VERSION)) or 1, 1),
+            correlation_id=text(get(h.CORRELATION)) or identity,
+            causation_id=text(get(h.CAUSATION)),
+            attempt=max(integer(get(h.ATTEMPT)) or 1, 1),
             first_seen=from_millis(seen if seen is not None and known else to_millis(now)),
             age_known=known,
-            origin=text(headers.get(h.ORIGIN)),
-            error=text(headers.get(h.ERROR)),
-            claim=text(headers.get(h.CLAIM)),
-            route=route,
-            route_position=max(integer(headers.get(h.ROUTE_POSITION)) or 0, 0),
-            route_id=text(headers.get(h.ROUTE_ID)),
-            headers=MappingProxyType(h.application(headers)),
+            origin=text(get(h.ORIGIN)),
+            error=text(get(h.ERROR)),
+            claim=text(get(h.CLAIM)),
+            route=text(get(h.ROUTE)),
+            route_position=max(integer(get(h.ROUTE_POSITION)) or 0, 0),
+            route_id=text(get(h.ROUTE_ID)),
+            headers=h.application(headers),
         )
 
 
+def _text(value: object) -> str | None:
+    # Nearly always text or nothing, and asked for nine times a message.
+    if value is None:
+        return None
+    return value or None if type(value) is str else h.text(value)
+
+
 _END_OF_TIME_MS = 253_402_300_800_000  # the year 10000, beyond which no datetime reaches
-
-
-def _trusted(cls: type[Envelope], **fields: object) -> Envelope:
-    """An envelope of what a broker delivered: whatever it holds has to be readable, so it is not checked again."""
-    envelope = object.__new__(cls)
-    for name, value in fields.items():
-        object.__setattr__(envelope, name, value)
-    return envelope
 
 
 def write(

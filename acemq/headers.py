@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
-from typing import TypeAlias, cast
+from typing import Any, NoReturn, TypeAlias, cast
 
 from acemq.errors import ConfigurationError
 
@@ -57,12 +57,28 @@ def is_reserved(name: str) -> bool:
     return name.startswith(RESERVED)
 
 
-def application(headers: Headers) -> dict[str, HeaderValue]:
+class ReadOnly(dict[str, HeaderValue]):
+    """Headers that nothing changes at a distance: checked, or as they arrived."""
+
+    def _refuse(self, *_: object, **__: object) -> NoReturn:
+        raise TypeError("these headers are read-only; copy them with dict(headers)")
+
+    __setitem__ = __delitem__ = __ior__ = update = setdefault = pop = popitem = clear = _refuse  # pyright: ignore
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return ReadOnly, (dict(self),)
+
+
+NONE = ReadOnly()
+
+
+def application(headers: Headers) -> ReadOnly:
     """What a handler sees: every header but the library's own."""
-    return {name: value for name, value in headers.items() if not name.startswith(RESERVED)}
+    seen = {name: value for name, value in headers.items() if not name.startswith(RESERVED)}
+    return ReadOnly(seen) if seen else NONE
 
 
-def check_application(headers: Headers) -> dict[str, HeaderValue]:
+def check_application(headers: Headers) -> ReadOnly:
     """The same headers, checked: refused are reserved names and values that would not arrive as they were sent."""
     for name, value in headers.items():
         if name.startswith(RESERVED):
@@ -70,14 +86,19 @@ def check_application(headers: Headers) -> dict[str, HeaderValue]:
                 f"header {name!r} is reserved: names beginning with {RESERVED!r} belong to acemq. Choose another name"
             )
         check(name, value)
-    return dict(headers)
+    return ReadOnly(headers)
+
+
+def is_broken(text: str) -> bool:
+    """Whether it holds half of a surrogate pair, which no UTF-8 can carry."""
+    return not text.isascii() and any("\ud800" <= char <= "\udfff" for char in text)
 
 
 def check(name: str, value: object) -> None:
     """Refuse a header that a transport could not carry unchanged."""
     if not isinstance(name, str):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise ConfigurationError(f"header name {name!r} must be text")
-    if not 1 <= len(name.encode(errors="surrogatepass")) <= NAME_LIMIT:
+    if not 1 <= len(name.encode(errors="replace")) <= NAME_LIMIT or is_broken(name):
         raise ConfigurationError(f"header name {name[:40]!r} must have 1 to {NAME_LIMIT} bytes of UTF-8")
     _check_value(name, value, depth=0)
 
@@ -90,7 +111,7 @@ def _check_value(name: str, value: object, depth: int) -> None:
             if not -(2**63) <= value < 2**63:
                 raise ConfigurationError(f"header {name!r}: {value} does not fit a signed 64-bit integer")
         case str():
-            if not value.isascii() and any("\ud800" <= char <= "\udfff" for char in value):
+            if is_broken(value):
                 raise ConfigurationError(f"header {name!r} holds half of a surrogate pair, which no UTF-8 can carry")
         case datetime():
             _check_moment(name, value)
@@ -137,7 +158,7 @@ def integer(value: object) -> int | None:
     """An integer header as it may arrive: a number, or text or bytes that read as one; a boolean is none."""
     if isinstance(value, str | bytes):
         # int() takes more than other libraries read: underscores, and the digits of every script.
-        digits = value if isinstance(value, bytes) else value.encode()
+        digits = value if isinstance(value, bytes) else value.encode(errors="replace")
         read = int(digits) if _INTEGER.fullmatch(digits) else None
     else:
         read = value if isinstance(value, int) and not isinstance(value, bool) else None

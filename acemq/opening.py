@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Generator
 from importlib import import_module
-from importlib.metadata import entry_points
 from types import TracebackType
 from typing import Any, Generic, TypeVar
 
@@ -69,6 +68,8 @@ def _factory_of(scheme: str) -> Factory:
     if module is not None:
         factory: Factory = import_module(module).transport
         return factory
+    from importlib.metadata import entry_points  # 20 ms that most programs never need
+
     for entry in entry_points(group=_GROUP, name=scheme):
         loaded: Factory = entry.load()
         return loaded

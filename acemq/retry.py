@@ -152,7 +152,8 @@ class RetryPolicy:
         if not delay or not self.jitter:
             return delay
         low, high = jitter_bounds(delay, self.jitter)
-        return timedelta(seconds=random.uniform(low.total_seconds(), high.total_seconds()))
+        spread = timedelta(seconds=random.uniform(low.total_seconds(), high.total_seconds()))
+        return spread if self.waits else min(spread, self.ceiling or LONGEST)
 
 
 DEFAULT = RetryPolicy.exponential(5, first=timedelta(seconds=1), ceiling=timedelta(minutes=1))

@@ -13,7 +13,7 @@ from typing import Any, Literal, TypedDict, TypeVar, Unpack
 
 from acemq.clock import check_duration
 from acemq.errors import ConfigurationError, TopologyError
-from acemq.headers import HeaderValue
+from acemq.headers import HeaderValue, is_broken
 from acemq.retry import RetryPolicy
 
 ExchangeKind = Literal["direct", "topic", "fanout"]
@@ -63,10 +63,11 @@ def check_name(kind: str, name: str) -> str:
 def check_key(kind: str, key: str) -> str:
     if not isinstance(key, str):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise ConfigurationError(f"{kind} {key!r} must be text")
-    if len(key) > NAME_LIMIT // 4 and len(key.encode(errors="surrogatepass")) > NAME_LIMIT:
-        raise ConfigurationError(f"{kind} {key[:40]!r}… has {len(key.encode())} bytes; {NAME_LIMIT} are allowed")
-    if "\0" in key:
-        raise ConfigurationError(f"{kind} {key!r} holds a NUL, which not every broker can keep")
+    size = len(key) if key.isascii() else len(key.encode(errors="replace"))
+    if size > NAME_LIMIT:
+        raise ConfigurationError(f"{kind} {key[:40]!r}… has {size} bytes; {NAME_LIMIT} are allowed")
+    if "\0" in key or is_broken(key):
+        raise ConfigurationError(f"{kind} {key!r} holds a NUL or half of a surrogate pair, which no broker can keep")
     return key
 
 

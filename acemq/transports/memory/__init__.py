@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import TypedDict, Unpack
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote
 
 from acemq.clock import SYSTEM, Clock
 from acemq.errors import ConfigurationError
@@ -55,25 +55,20 @@ def transport(url: str, /, **options: Unpack[Options]) -> Transport:
 
 
 def _name_in(url: str) -> str:
-    parts = urlsplit(url)
-    if parts.scheme != "memory":
-        raise ConfigurationError(f"scheme {parts.scheme!r} is not memory; write memory:// or memory://name")
-    user, at, name = parts.netloc.rpartition("@")
-    wrong = {
-        "a user": at or user,
-        "a path": parts.path.strip("/") or (parts.path and not name),
-        "a query": parts.query,
-        "a fragment": parts.fragment,
-        "a port": ":" in name,
-    }
-    for what, there in wrong.items():
-        if there:
-            # Not the URL itself: it may hold a password.
-            keys = f" ({parts.query.split('=')[0]})" if what == "a query" else ""
+    scheme, _, name = url.partition("://")
+    if scheme.lower() != "memory":
+        raise ConfigurationError(f"scheme {scheme!r} is not memory; write memory:// or memory://name")
+    for sign, what in _NOTHING_ELSE.items():
+        if sign in name:
+            # A text with '@' in it may be a password and is not repeated.
+            shown = "" if "@" in name else f", as in {sign + name.partition(sign)[2]!r}"
             raise ConfigurationError(
-                f"a memory URL takes a name and nothing else, not {what}{keys}; write memory://name"
+                f"a memory URL takes a name and nothing else, no {what}{shown}; write memory://name"
             )
     return check_name("broker", unquote(name)) if name else ""
+
+
+_NOTHING_ELSE = {"@": "user", "?": "query", "#": "fragment", "/": "path", ":": "port"}
 
 
 def _check_same(broker: MemoryBroker, **asked: object) -> None:

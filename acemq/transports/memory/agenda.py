@@ -9,6 +9,7 @@ from enum import IntEnum
 from functools import partial
 from heapq import heapify, heappop, heappush
 from math import inf
+from weakref import WeakMethod
 
 from acemq.clock import Clock, Timer
 from acemq.transports.memory.queues import DELAYED, GONE, HELD, Stored
@@ -30,7 +31,8 @@ class Agenda:
     """Runs under the broker's lock, but for `_ring`."""
 
     def __init__(self, clock: Clock, links: Sequence[Link], wake: Callable[[], None]) -> None:
-        self._clock, self._links, self._wake = clock, links, wake
+        self._clock, self._links = clock, links
+        self._wake = WeakMethod(wake)  # the broker's; a broker must die with its last holder, not with a collection
         self._entries: list[tuple[float, Rank, int, int, Stored]] = []
         self._crowded = 1024
         self._armed_for = inf
@@ -72,7 +74,7 @@ class Agenda:
                 max(at - self._clock.monotonic(), 0.0), partial(self._ring, self._alarm)
             )
         else:
-            self._links[0].call(self._wake)
+            self._links[0].call(self._call)
 
     def disarm(self) -> None:
         self._alarm += 1
@@ -83,7 +85,12 @@ class Agenda:
 
     def _ring(self, alarm: int) -> None:
         if alarm == self._alarm:
-            self._wake()
+            self._call()
+
+    def _call(self) -> None:
+        wake = self._wake()
+        if wake is not None:
+            wake()
 
 
 def _is_live(at: float, rank: Rank, position: int, token: int, message: Stored) -> bool:

@@ -385,6 +385,7 @@ class Broker:
             for queue in link.owned:
                 if self.queues.get(queue.name) is queue:
                     self.drop_queue(queue.name)
+            link.owned.clear()
             self._agenda.arm()
 
     # Settling

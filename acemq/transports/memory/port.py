@@ -64,9 +64,8 @@ class MemoryTransport:
         on_change: Callable[[TransportState], None] | None,
     ) -> None:
         self._find = find
-        self._broker: Broker | None = find()
-        self._clock, self._capabilities = self._broker.clock, self._broker.capabilities
-        self._title = self._broker.profile.title
+        self._broker: Broker | None = None
+        self._hold(find())
         self._endpoint, self._name, self._reconnect, self._on_change = endpoint, name, reconnect, on_change
         self._loop: asyncio.AbstractEventLoop | None = None
         self._link: Link | None = None
@@ -82,6 +81,11 @@ class MemoryTransport:
         self._waiters: set[asyncio.Future[None]] = set()
         """Resolved at every change of phase or switch."""
         self._warned: WeakSet[Delivery] = WeakSet()
+
+    def _hold(self, broker: Broker) -> Broker:
+        self._broker, self._clock = broker, broker.clock
+        self._capabilities, self._title = broker.capabilities, broker.profile.title
+        return broker
 
     def __repr__(self) -> str:
         return f"<MemoryTransport {self._endpoint} {self._phase}>"
@@ -114,13 +118,14 @@ class MemoryTransport:
     async def open(self, *, within: timedelta) -> None:
         if self.state.phase not in (Phase.NEW, Phase.CLOSED):
             raise ClosedError(f"{self._endpoint} is open already")
-        self._broker = self._broker or self._find()
+        broker = self._hold(self._broker or self._find())
         self._loop = asyncio.get_running_loop()
         self._tries = self._dials = 0
+        self._applied, self._epoch = Topology(), broker.epoch
         self._enter_phase(Phase.CONNECTING)
         until = self._clock.monotonic() + within.total_seconds()
         try:
-            while self._broker.refusing:
+            while broker.refusing:
                 self._dials += 1
                 self._note("the broker refuses dials")
                 if self._passed(until):
@@ -129,10 +134,10 @@ class MemoryTransport:
                 await self._change(min(self._clock.monotonic() + pause, until))
                 if self._phase is not Phase.CONNECTING:
                     raise ClosedError(f"{self._endpoint} was closed while it was dialled")
-            self._connect(self._broker)
+            self._connect(broker)
         except BaseException:
             if self._phase is Phase.CONNECTING:
-                self._loop = None
+                self._loop = self._broker = None
                 self._enter_phase(Phase.CLOSED)
             raise
 
@@ -143,14 +148,13 @@ class MemoryTransport:
         self._generation += 1
         broker.link(self._link, left)
         self._enter_phase(Phase.CONNECTED)
-        if self._epoch != broker.epoch and self._generation > 1:
+        if self._epoch != broker.epoch:
             self._restore()
         else:
             self._make(declaring.private(self._applied))
-        self._epoch = broker.epoch
 
-    def _lost(self, reason: str) -> None:
-        if self._phase is not Phase.CONNECTED:
+    def _lost(self, link: Link, reason: str) -> None:
+        if link is not self._link or self._phase is not Phase.CONNECTED:
             return
         self._note(reason)
         if self._clock.monotonic() - self._linked_at >= STEADY:
@@ -293,6 +297,7 @@ class MemoryTransport:
             if self._passed(until):
                 raise TimedOut(f"no answer to {verb} within its limit")
             await self._change(until)
+            self._check_open()
         effect = link.broker.faults.meet(verb, subject)
         match effect:
             case "refuse" | "fail":
@@ -313,7 +318,8 @@ class MemoryTransport:
         self, batch: Sequence[Outgoing], *, within: timedelta, transaction: object | None = None
     ) -> Sequence[PublishResult]:
         link = self._link
-        if link is None or not link.alive or link.broker.switched or transaction is not None:
+        smooth = self._phase is Phase.CONNECTED and link is not None and link.alive and not link.broker.switched
+        if link is None or not smooth or transaction is not None:
             return await self._publish_with_care(batch, within, transaction)
         if asyncio.get_running_loop() is not link.loop:
             self._check_loop()
@@ -449,6 +455,8 @@ class MemoryTransport:
             if self._passed(until):
                 return [Settled.FAILED] * len(batch)
             await self._change(until)
+        if not link.alive:
+            return link.broker.settle(batch, link)
         results: list[Settled] = []
         for item in batch:
             try:
@@ -476,11 +484,9 @@ class MemoryTransport:
         if self._capabilities.lease is None:
             return [Renewal("failed", error=TransportError("this broker has no leases")) for _ in batch]
         seconds = self._lease(lease) or 0.0
-        link = self._link
-        if not batch or link is None:
-            return []
-        results: list[Renewal] = []
         until = self._clock.monotonic() + LIMIT
+        link = await self._linked(until)
+        results: list[Renewal] = []
         for delivery in batch:
             try:
                 effect = await self._meet("renew", delivery, link, until)

@@ -35,7 +35,7 @@ class Link:
         broker: Broker,
         name: str,
         *,
-        lost: Callable[[str], None],
+        lost: Callable[[Link, str], None],
         changed: Callable[[], None],
         restore: Callable[[], None],
     ) -> None:

@@ -105,7 +105,7 @@ class MemoryBroker(Broker):
         """Cut every link. What was out comes back to its queue; the transports dial again."""
         for link in tuple(self.links):
             self.unlink(link, LostBy.CONNECTION)
-            link.call(partial(link.lost, reason))
+            link.call(partial(link.lost, link, reason))
 
     def lapse(self, queue: str) -> None:
         """End all leases of this queue now."""

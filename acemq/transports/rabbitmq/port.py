@@ -489,6 +489,7 @@ class RabbitMQ:
         except asyncio.CancelledError:
             subscription.abandon()
             raise
+        subscription.begin()
         return subscription
 
     async def pull(

@@ -201,7 +201,8 @@ class Subscription:
         self._state = SubscriptionState(phase=SubscriptionPhase.RECOVERING, since=clock.now(), generation=0)
         self._news = Bell()
         self._keeping: asyncio.Task[None] | None = None
-        self._is_closed = self._is_stopped = self.is_paused = self._is_missing = self._is_abandoned = False
+        self._is_closed = self._is_stopped = self.is_paused = self._is_missing = False
+        self._has_begun = self._is_abandoned = False
 
     # What the port promises
 
@@ -272,6 +273,12 @@ class Subscription:
         elif not self._is_closed:
             self._keeping = asyncio.create_task(self._keep(), name=f"acemq keeps {self.name}")
 
+    def begin(self) -> None:
+        """Deliver, from the next turn on: the first delivery comes when whoever subscribes holds the subscription."""
+        self._has_begun = True
+        if self._consumer is not None:
+            asyncio.get_running_loop().call_soon(self._consumer.hand_out)
+
     def abandon(self) -> None:
         """Nobody wants it any more, registered or not."""
         self._is_abandoned = True
@@ -301,8 +308,7 @@ class Subscription:
         self._consumer, self._is_missing = consumer, False
         self._state = replace(self._state, generation=self._state.generation + 1, gap=gap)
         self._now(SubscriptionPhase.ACTIVE)
-        # In a turn of its own: whoever subscribes holds the subscription before the first delivery comes.
-        asyncio.get_running_loop().call_soon(consumer.hand_out)
+        consumer.hand_out()
 
     async def _keep(self) -> None:
         """Register again whenever the registration is gone and is wanted."""
@@ -362,7 +368,7 @@ class Subscription:
 
     def room(self, consumer: _Consumer) -> int:
         """How many deliveries may be handed out now."""
-        if self._state.phase is not SubscriptionPhase.ACTIVE or self._is_abandoned:
+        if self._state.phase is not SubscriptionPhase.ACTIVE or not self._has_begun:
             return 0
         return self.prefetch - consumer.handed_out if consumer is self._consumer and consumer.is_usable else 0
 

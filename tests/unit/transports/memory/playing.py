@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -66,11 +66,24 @@ class Remembering:
         self.states.append(state)
 
 
+class Calling(Remembering):
+    """A sink that hands every delivery to a function."""
+
+    def __init__(self, handle: Callable[[Delivery], object]) -> None:
+        super().__init__()
+        self.handle = handle
+
+    def deliver(self, batch: Sequence[Delivery], /) -> None:
+        super().deliver(batch)
+        for delivery in batch:
+            self.handle(delivery)
+
+
 class Client:
     """A transport of the broker under test."""
 
     def __init__(self, broker: MemoryBroker, clock: MovableClock, **options: Any) -> None:
-        self.clock = clock
+        self.broker, self.clock = broker, clock
         self.states: list[TransportState] = []
         self.port: Transport = transport("memory://", broker=broker, on_change=self.states.append, **options)
 
@@ -114,13 +127,18 @@ class Client:
     async def accept(self, *deliveries: Delivery) -> list[Settled]:
         return list(await self.port.settle([Settlement(delivery, Verb.ACCEPT) for delivery in deliveries]))
 
-    async def requeue(self, *deliveries: Delivery, delay: timedelta = NOW, headers: Headers | None = None) -> list[Settled]:
+    async def requeue(
+        self, *deliveries: Delivery, delay: timedelta = NOW, headers: Headers | None = None
+    ) -> list[Settled]:
         items = [Settlement(delivery, Verb.REQUEUE, delay=delay, headers=headers) for delivery in deliveries]
         return list(await self.port.settle(items))
 
     async def depth(self, queue: str = "orders") -> tuple[int, int | None, int | None]:
         depth = await self.port.depth(queue)
         return depth.ready, depth.held, depth.delayed
+
+    async def depth_ready(self, queue: str) -> int:
+        return (await self.port.depth(queue)).ready
 
     async def turn(self, times: int = 3) -> None:
         """Let the loop deliver what is on its way."""
@@ -129,5 +147,3 @@ class Client:
 
     async def advance(self, by: timedelta) -> None:
         await self.clock.advance(by)
-
-

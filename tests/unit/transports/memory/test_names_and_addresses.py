@@ -2,15 +2,16 @@ from __future__ import annotations
 
 import gc
 from datetime import timedelta
+from typing import cast
 
 import pytest
 
 from acemq.clock import MovableClock
 from acemq.errors import ConfigurationError
 from acemq.topology import Topology
-from acemq.transport import ApplyMode, Transport
+from acemq.transport import ApplyMode, Factory, Transport
 from acemq.transports.memory import MemoryBroker, Profile, transport
-from tests.unit.transports.memory.playing import SECOND
+from tests.unit.transports.memory.playing import NOW, SECOND, outgoing
 
 
 async def opened(url: str) -> Transport:
@@ -47,7 +48,7 @@ def test_anything_but_a_name_in_the_url_is_refused_by_name(url: str, named: str)
 
 def test_an_unknown_option_is_refused_by_name() -> None:
     with pytest.raises(ConfigurationError, match="prefetch"):
-        transport("memory://", prefetch=3)  # type: ignore[call-arg]
+        cast(Factory, transport)("memory://", prefetch=3)
 
 
 async def test_transports_of_one_name_share_a_broker_and_private_ones_share_nothing() -> None:
@@ -59,13 +60,18 @@ async def test_transports_of_one_name_share_a_broker_and_private_ones_share_noth
 
 
 async def test_a_named_broker_ends_with_its_last_holder() -> None:
-    port = await opened("memory://ends")
-    await declares(port, "orders")
-    await port.close()
-    gc.collect()
-    again = await opened("memory://ends")
-    assert not await again.exists("orders")
-    await again.close()
+    gc.disable()  # at once, not at the next collection
+    try:
+        port = await opened("memory://ends")
+        await port.apply(Topology().queue("orders").queue("mine", exclusive=True), ApplyMode.CREATE)
+        await port.publish([outgoing(delay=SECOND), outgoing()], within=SECOND)
+        await port.pull("orders", most=1, wait=NOW)
+        await port.close()
+        again = await opened("memory://ends")
+        assert not await again.exists("orders")
+        await again.close()
+    finally:
+        gc.enable()
 
 
 async def test_a_handle_keeps_a_named_broker_alive() -> None:

@@ -3,9 +3,9 @@ from __future__ import annotations
 import pytest
 
 from acemq.topology import ExchangeKind, Topology
+from acemq.transports.memory import MemoryBroker
 from tests.unit.transports.memory.conftest import Connect
 from tests.unit.transports.memory.playing import Client, outgoing
-from acemq.transports.memory import MemoryBroker
 
 
 def bound(kind: ExchangeKind, **patterns: str) -> Topology:
