@@ -13,15 +13,16 @@ from typing import Any, Self, TypedDict, TypeVar, Unpack
 
 from acemq.clock import SYSTEM, Clock, check_duration
 from acemq.codec import Codec, Codecs, Payload, PayloadType, Reader
-from acemq.consuming import Call, ConsumeOptions, Consumer, Drained, check_handler, check_options, check_policy
+from acemq.consuming import ConsumeOptions, Consumer, Drained, check_options, check_policy
 from acemq.errors import AcemqError, ClosedError, ConfigurationError, LoopError, TopologyError
+from acemq.handling import Call, check_handler
 from acemq.mapping import public_error
 from acemq.message import Handler
+from acemq.moving import Mover
 from acemq.opening import Opening, transport_for
 from acemq.publishing import Outbound, Publisher, PublishOptions, Receipt
 from acemq.pulling import Pulled
 from acemq.retry import DEFAULT, Backoff, RetryPolicy
-from acemq.settling import Settler
 from acemq.telemetry import CONNECTION_LOST, CONNECTION_RECOVERED, Diagnostic, Reporter, Telemetry
 from acemq.topology import Topology, check_name, rungs, set_aside
 from acemq.transport import ApplyMode, Capabilities, Depth, Finding, Kind, Phase, Transport, TransportState
@@ -195,7 +196,7 @@ class Connection:
                 name=options.get("name") or f"{self.origin}/{queue}/{next(self._numbers)}",
                 call=Call(handler, self._pool),
                 reader=reader,
-                settler=self.settler(policy, options.get("set_aside")),
+                mover=self.mover(policy, options.get("set_aside")),
                 options=options,
                 prefetch=prefetch,
                 drain_timeout=self._time_left,
@@ -249,12 +250,12 @@ class Connection:
         if not 1 <= most <= _PULL_MOST:
             raise ConfigurationError(f"most={most} must lie between 1 and {_PULL_MOST}")
         reader = Reader(Codecs.of(codec) if codec else self.codecs, payload)
-        settler = self.settler(self.retry)
+        mover = self.mover(self.retry)
         try:
             deliveries = await self.transport.pull(queue, most=most, wait=wait)
         except AcemqError as error:
             raise public_error(error) from error
-        return [Pulled(delivery, reader, settler, self.clock) for delivery in deliveries]
+        return [Pulled(delivery, reader, mover, self.clock) for delivery in deliveries]
 
     # Topology
 
@@ -329,9 +330,9 @@ class Connection:
 
     # For patterns, which stand on a connection
 
-    def settler(self, policy: RetryPolicy, home: str | None = None) -> Settler:
+    def mover(self, policy: RetryPolicy, home: str | None = None) -> Mover:
         """What carries out decisions about deliveries of this connection."""
-        return Settler(
+        return Mover(
             transport=self.transport,
             outbound=self.outbound,
             telemetry=self.telemetry,

@@ -3,17 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import functools
-import inspect
 import logging
 import time
-import types
-import typing
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from concurrent.futures import Executor
 from contextlib import nullcontext
-from contextvars import copy_context
 from dataclasses import dataclass, field
 from datetime import timedelta
 from enum import StrEnum
@@ -33,13 +27,14 @@ from acemq.errors import (
     ConfigurationError,
     DecodeError,
     HandlerTimeoutError,
-    HandlerTypeError,
 )
+from acemq.handling import Call
 from acemq.headers import HeaderValue
 from acemq.mapping import public_error
 from acemq.message import CURRENT, Handled, Message
+from acemq.moving import GivenBack, Mover
 from acemq.retry import RetryPolicy
-from acemq.settling import TABLE, Case, Decision, GivenBack, Settler, decide, set_aside
+from acemq.settling import TABLE, Case, Decision, decide, set_aside
 from acemq.telemetry import CONSUMER_LOST, HANDLER_STUCK, LISTENER_FAILED, Diagnostic, end_span
 from acemq.transport import Capabilities, Delivery, LostBy, Subscription, SubscriptionPhase, SubscriptionState
 
@@ -129,7 +124,7 @@ class Consumer:
         name: str,
         call: Call,
         reader: Reader[Any],
-        settler: Settler,
+        mover: Mover,
         options: ConsumeOptions,
         prefetch: int,
         drain_timeout: Callable[[], timedelta],
@@ -137,12 +132,12 @@ class Consumer:
         self.queue, self.name = queue, name
         self.state = ConsumerState.STARTING
         self.last_error: str | None = None
-        self.counters = settler.counters
+        self.counters = mover.counters
         self.concurrency = options.get("concurrency", 10)
-        self._call, self._reader, self._settler = call, reader, settler
-        self._transport, self._telemetry, self._clock = settler.transport, settler.telemetry, settler.clock
-        self._report = settler.report
-        self._policy = settler.policy
+        self._call, self._reader, self._mover = call, reader, mover
+        self._transport, self._telemetry, self._clock = mover.transport, mover.telemetry, mover.clock
+        self._report = mover.report
+        self._policy = mover.policy
         self._prefetch = prefetch
         self._max_deliveries = options.get("max_deliveries", MAX_DELIVERIES)
         self._expired: Case = Case.EXPIRED_DROPPED if options.get("expired") == "drop" else Case.EXPIRED
@@ -271,7 +266,7 @@ class Consumer:
             # The hot path: no copy, and nobody to tell.
             self.counters.acked += 1
             self._settled += 1
-            await self._settler.accept(delivery)
+            await self._mover.accept(delivery)
             return
         age = message.age if self._policy.max_age is not None else None
         decision = decide(answer, message.envelope, self._policy, age, self._call.name)
@@ -369,7 +364,7 @@ class Consumer:
         took = time.perf_counter() - began
         try:
             with trace.use_span(span) if span else _NO_SPAN:
-                handled, _ = await self._settler.carry_out(decision, message.delivery)
+                handled, _ = await self._mover.carry_out(decision, message.delivery)
         except (asyncio.CancelledError, GivenBack) as stopped:
             if span is not None:
                 span.end()
@@ -442,7 +437,7 @@ class Consumer:
             if subscription is not None:
                 await _until(end, subscription.stop())
             self._put_back()
-            self._settler.stop_waiting()
+            self._mover.stop_waiting()
             await self._wait_for_work(end, me)
         finally:
             abandoned = len(self._running)
@@ -498,119 +493,6 @@ async def _until(end: float, work: Awaitable[object]) -> bool:
     except TimeoutError:
         return False
     return True
-
-
-class Call:
-    """A handler, made awaitable: coroutines run on the loop, plain functions in a bounded pool of threads."""
-
-    def __init__(self, handler: Callable[[Message[Any]], Any], pool: Executor) -> None:
-        self.name = name_of(handler)
-        self._handler, self._pool = handler, pool
-        self._leaving = False
-        self._async = is_async(handler)
-
-    def __call__(self, message: Message[Any]) -> Awaitable[object]:
-        return self._handler(message) if self._async else self._in_thread(message)
-
-    def leave_threads(self) -> None:
-        """From now on a cancelled call no longer waits for its thread, which nothing can cancel."""
-        self._leaving = True
-
-    async def _in_thread(self, message: Message[Any]) -> object:
-        context = copy_context()
-        thread = asyncio.get_running_loop().run_in_executor(self._pool, lambda: context.run(self._handler, message))
-        cancelled: asyncio.CancelledError | None = None
-        while not thread.done():
-            try:
-                await asyncio.shield(thread)
-            except asyncio.CancelledError as error:
-                if self._leaving:
-                    raise
-                # The slot stays taken as long as the thread runs, or more of them would run than were allowed.
-                cancelled = error
-            except Exception:
-                break
-        if cancelled is not None:
-            thread.exception()
-            raise cancelled
-        answer = thread.result()
-        return await answer if inspect.isawaitable(answer) else answer
-
-
-def is_async(call: Any) -> bool:
-    """Whether calling it gives a coroutine: functions, methods, partials and objects with an async `__call__`."""
-    while isinstance(call, functools.partial):
-        call = call.func
-    return inspect.iscoroutinefunction(call) or inspect.iscoroutinefunction(getattr(call, "__call__", None))  # noqa: B004
-
-
-def name_of(call: Any) -> str:
-    while isinstance(call, functools.partial):
-        call = call.func
-    return getattr(call, "__name__", None) or type(call).__name__
-
-
-def check_handler(handler: Any, payload: Any) -> None:
-    """Refuse a handler that cannot take the message: not callable, not one argument, or annotated otherwise."""
-    if not callable(handler):
-        raise HandlerTypeError(f"{handler!r} is no handler; give a function that takes one Message")
-    try:
-        signature = inspect.signature(handler)
-    except ValueError:
-        return  # a builtin without a signature: let it try
-    try:
-        signature.bind(None)
-    except TypeError as error:
-        raise HandlerTypeError(f"handler {name_of(handler)!r} must take one argument, the Message: {error}") from None
-    parameter = next(iter(signature.parameters.values()))
-    annotated = resolved(handler).get(parameter.name)
-    if annotated is None:
-        return
-    origin = typing.get_origin(annotated) or annotated
-    if not (isinstance(origin, type) and (issubclass(Message, origin) or issubclass(origin, Message))):
-        if isinstance(origin, type):
-            raise HandlerTypeError(
-                f"handler {name_of(handler)!r} takes {origin.__name__}, but is given a Message; its payload is .payload"
-            )
-        return
-    (wanted,) = typing.get_args(annotated) or (Any,)
-    if not fits(payload, wanted):
-        raise HandlerTypeError(
-            f"handler {name_of(handler)!r} takes Message[{shown(wanted)}], but the payload class is {shown(payload)}"
-        )
-
-
-def fits(gives: Any, takes: Any) -> bool:
-    """Whether a `gives` may be passed as `takes`, as far as classes tell; what they do not tell is let through."""
-    if gives is Any or takes is Any:
-        return True
-    if typing.get_origin(takes) in _UNIONS:
-        return any(fits(gives, kind) for kind in typing.get_args(takes))
-    if typing.get_origin(gives) in _UNIONS:
-        return all(fits(kind, takes) for kind in typing.get_args(gives))
-    if not (isinstance(gives, type) and isinstance(takes, type)):
-        return True
-    if typing.is_typeddict(gives) or typing.is_typeddict(takes):
-        return gives is takes or takes in (object, dict)
-    return issubclass(gives, takes)
-
-
-_UNIONS = (typing.Union, types.UnionType)
-
-
-def resolved(handler: Any) -> Mapping[str, Any]:
-    """The annotations of a callable, as classes; empty where they cannot be resolved."""
-    while isinstance(handler, functools.partial):
-        handler = handler.func
-    target = handler if inspect.isroutine(handler) else getattr(handler, "__call__", handler)  # noqa: B004
-    try:
-        return typing.get_type_hints(target)
-    except Exception:  # an annotation that cannot be resolved is the checker's affair; the payload class decides
-        return {}
-
-
-def shown(kind: Any) -> str:
-    return getattr(kind, "__name__", None) or str(kind)
 
 
 def check_policy(policy: RetryPolicy, can: Capabilities) -> None:

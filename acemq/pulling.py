@@ -10,7 +10,8 @@ from acemq.clock import Clock
 from acemq.codec import Reader
 from acemq.errors import ClosedError
 from acemq.message import Message
-from acemq.settling import Settler, decide
+from acemq.moving import Mover
+from acemq.settling import decide
 from acemq.transport import Delivery
 
 T_co = TypeVar("T_co", covariant=True)
@@ -23,11 +24,11 @@ class Pulled(Message[T_co]):
     closes.
     """
 
-    __slots__ = ("_decoded", "_reader", "_settled", "_settler")
+    __slots__ = ("_decoded", "_mover", "_reader", "_settled")
 
-    def __init__(self, delivery: Delivery, reader: Reader[T_co], settler: Settler, clock: Clock) -> None:
+    def __init__(self, delivery: Delivery, reader: Reader[T_co], mover: Mover, clock: Clock) -> None:
         super().__init__(None, delivery, clock)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
-        self._reader, self._settler = reader, settler
+        self._reader, self._mover = reader, mover
         self._decoded = self._settled = False
 
     @property
@@ -63,9 +64,9 @@ class Pulled(Message[T_co]):
         if self._settled:
             raise ClosedError(f"message {self.id} of {self.queue} was settled already; each delivery is settled once")
         self._settled = True
-        decision = decide(ack, self.envelope, self._settler.policy, self.age, "pull")
+        decision = decide(ack, self.envelope, self._mover.policy, self.age, "pull")
         try:
-            handled, held = await self._settler.carry_out(decision, self.delivery)
+            handled, held = await self._mover.carry_out(decision, self.delivery)
         except BaseException:
             self._settled = False  # cancelled before it took effect: still in hand
             raise

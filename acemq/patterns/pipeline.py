@@ -12,9 +12,10 @@ from typing import Any, Generic, TypedDict, TypeVar, Union, Unpack, cast, get_ar
 
 from acemq.ack import Ack
 from acemq.connection import Connection
-from acemq.consuming import ConsumeOptions, Consumer, Drained, fits, is_async, name_of, resolved, shown
+from acemq.consuming import ConsumeOptions, Consumer, Drained
 from acemq.envelope import Envelope
 from acemq.errors import ConfigurationError, FatalError, PipelineTypeError, RouteError
+from acemq.handling import fits, is_async, name_of, resolved, shown
 from acemq.headers import HeaderValue
 from acemq.ids import new_id
 from acemq.message import Message

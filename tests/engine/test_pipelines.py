@@ -229,7 +229,7 @@ def test_m083_a_step_that_does_not_fit_is_refused_at_the_call_and_named(mq_unope
         orders.step("first", steps.a).step("price", steps.a)  # type: ignore[arg-type]
     assert (refused.value.step, refused.value.takes, refused.value.gives) == ("price", "Order", "Priced")
     with pytest.raises(PipelineTypeError, match="gives None alone"):
-        orders.step("a", steps.a).step("b", steps.b).step("c", steps.c).step("d", steps.c)  # type: ignore[arg-type]
+        orders.step("a", steps.a).step("b", steps.b).step("c", steps.c).step("d", steps.c)
     after = orders.step("a", steps.a).step("b", lambda priced: steps.b(priced)).step("c", steps.c)
     assert [step.name for step in after.steps] == ["a", "b", "c"]
     with pytest.raises(PipelineTypeError, match="'b' takes Priced, but 'fraud' gives Order"):
@@ -392,7 +392,7 @@ async def test_closing_a_pipeline_drains_its_steps(pipeline: Pipeline[Order, Non
 
 
 async def test_a_step_that_returns_no_awaitable_is_fatal_and_named(mq: AceMQ, name: str) -> None:
-    described = mq.pipeline(name, Order).step("a", lambda order: 5)  # type: ignore[arg-type, return-value]
+    described: Pipeline[Order, int] = mq.pipeline(name, Order).step("a", lambda order: 5)  # type: ignore[arg-type, return-value]
     async with described.start() as running:
         await running.send(Order(1))
         await until(lambda: running.counters.failed == 1)

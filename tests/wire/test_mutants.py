@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 import pytest
 from msgspec import structs
 
-from acemq import ack, clock, connection, consuming, headers, partition, publishing, retry, settling, topology
+from acemq import ack, clock, connection, consuming, headers, moving, partition, publishing, retry, settling, topology
 from acemq import envelope as envelopes
 from acemq.envelope import Envelope
 from acemq.errors import RouteError
@@ -214,23 +214,23 @@ def jitter_only_lengthens(patch: Patch) -> None:
 
 @mutant(RETRY)
 def a_copy_is_not_mandatory(patch: Patch) -> None:
-    copy_of = settling.copy_of
+    copy_of = moving.copy_of
 
     def mutated(*args: Any, **kwargs: Any) -> Any:
         return structs.replace(copy_of(*args, **kwargs), mandatory=False)
 
-    patch.setattr(settling, "copy_of", mutated)
+    patch.setattr(moving, "copy_of", mutated)
 
 
 @mutant(RETRY)
 def the_original_is_accepted_before_its_copy_is_confirmed(patch: Patch) -> None:
-    move = settling.Settler._move
+    move = moving.Mover._move
 
-    async def hasty(settler: settling.Settler, decision: Any, delivery: Any, *rest: Any, **more: Any) -> Any:
-        await settler.accept(delivery)
-        return await move(settler, decision, delivery, *rest, **more)
+    async def hasty(mover: moving.Mover, decision: Any, delivery: Any, *rest: Any, **more: Any) -> Any:
+        await mover.accept(delivery)
+        return await move(mover, decision, delivery, *rest, **more)
 
-    patch.setattr(settling.Settler, "_move", hasty)
+    patch.setattr(moving.Mover, "_move", hasty)
 
 
 def _decided(patch: Patch, change: Callable[[int, Any], tuple[int, Any]]) -> None:

@@ -150,7 +150,7 @@ async def _refused(given: Values, at: Bench, headers: dict[str, HeaderValue], po
     await at.put(given["queue"], headers=headers, message_id="m-1")
     at.broker.faults.next("publish", delay(CONFIRM))
     (delivery,) = await at.mq.transport.pull(given["queue"], most=1, wait=timedelta())
-    carrying = asyncio.ensure_future(at.mq.settler(policy).carry_out(decision, delivery))
+    carrying = asyncio.ensure_future(at.mq.mover(policy).carry_out(decision, delivery))
     await at.clock.advance(CONFIRM)
     await carrying
     return _found(at)

@@ -439,7 +439,8 @@ class Broker:
 
     def _release(self, message: Stored, by: LostBy | None) -> bool:
         """From its holder. Whether that one has seen it."""
-        holder, token = cast(Holder, message.holder), message.token
+        holder, token = message.holder, message.token
+        assert holder is not None
         del message.queue.held[token]
         message.holder = message.until = None
         seen = holder.lose(token, by)

@@ -1,6 +1,6 @@
 """Who has deliveries out: a link, the pulls made through it, and its subscriptions.
 
-Everything here but `_flush` and what the engine calls runs under the broker's lock.
+Everything here but `Link._flush` and what the engine calls runs under the broker's lock.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import asyncio
 import logging
 import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 import msgspec
 
@@ -71,8 +71,13 @@ class Link:
     def _flush(self) -> None:
         with self.broker.lock:
             flagged, self._flagged = self._flagged, []
-        for subscription in flagged:
-            subscription.flush()
+            calls = [call for subscription in flagged for call in subscription.gather()]
+        for subscription, tell, what in calls:
+            if not subscription.closed:
+                try:
+                    tell(*what)
+                except Exception:
+                    log.exception("the sink of queue %r has failed; its deliveries stay held", subscription.queue)
 
 
 class Holder:
@@ -145,15 +150,15 @@ class Subscription(Holder):
     # What the engine calls
 
     def pause(self) -> None:
-        self.paused = True
+        self.paused, self._since = True, self._broker.clock.now()
         self._broker.rest(self)
 
     def resume(self) -> None:
-        self.paused = False
+        self.paused, self._since = False, self._broker.clock.now()
         self._broker.resume(self)
 
     async def stop(self) -> None:
-        self.stopped = True
+        self.stopped, self._since = True, self._broker.clock.now()
         self._broker.rest(self)
 
     async def close(self) -> None:
@@ -206,24 +211,20 @@ class Subscription(Holder):
             self._flagged = True
             self.link.flag(self)
 
-    def flush(self) -> None:
-        """On the loop, outside the lock. What is lost was delivered in an earlier turn, so it is told first."""
-        with self._broker.lock:
-            self._flagged = False
-            lost, self._lost = self._lost, {}
-            changes, self._changes = self._changes, []
-            batch, self.unseen = tuple(self.unseen.values()), {}
-        for by, deliveries in lost.items():
-            self._guarded(self._sink.lost, deliveries, by)
-        for state in changes:
-            self._guarded(self._sink.changed, state)
-        if batch:
-            self._guarded(self._sink.deliver, batch)
+    def gather(self) -> list[Call]:
+        """What to tell the sink outside the lock. What is lost was delivered in an earlier turn: it is told first."""
+        self._flagged = False
+        calls: list[Call] = []
+        if self._lost:
+            calls += [(self, self._sink.lost, (deliveries, by)) for by, deliveries in self._lost.items()]
+            self._lost = {}
+        if self._changes:
+            calls += [(self, self._sink.changed, (state,)) for state in self._changes]
+            self._changes = []
+        if self.unseen:
+            calls.append((self, self._sink.deliver, (tuple(self.unseen.values()),)))
+            self.unseen = {}
+        return calls
 
-    def _guarded(self, tell: Callable[..., None], *what: object) -> None:
-        if self.closed:
-            return
-        try:
-            tell(*what)
-        except Exception:
-            log.exception("the sink of queue %r has failed; its deliveries stay held", self._queue)
+
+Call: TypeAlias = tuple[Subscription, Callable[..., None], tuple[object, ...]]

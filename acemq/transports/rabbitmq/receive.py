@@ -42,7 +42,7 @@ _SPACED = (1.0, 5.0)
 _MISSING = (5.0, 30.0)
 """Likewise while the queue does not exist."""
 _LASTING = 30.0
-"""Seconds after which a registration counts as good, and its end as the first."""
+"""Seconds after which a registration counts as good, and the next one is made at once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -200,6 +200,8 @@ class Subscription:
         self._consumer: _Consumer | None = None
         self._state = SubscriptionState(phase=SubscriptionPhase.RECOVERING, since=clock.now(), generation=0)
         self._news = Bell()
+        self._not_before = 0.0
+        """When, by the monotonic clock, the next registration on the same link may be tried."""
         self._keeping: asyncio.Task[None] | None = None
         self._is_closed = self._is_stopped = self.is_paused = self._is_missing = False
         self._has_begun = self._is_abandoned = False
@@ -311,44 +313,49 @@ class Subscription:
         consumer.hand_out()
 
     async def _keep(self) -> None:
-        """Register again whenever the registration is gone and is wanted."""
+        """Register again whenever the registration is gone and is wanted: on a new link at once, else with pauses."""
+        tried: Session | None = None
         failures = 0
-        registered_at = self._clock.monotonic()
-        seen: Session | None = None
         while True:
             consumer = self._consumer
             if self.is_paused or (consumer is not None and consumer.is_registered and consumer.is_usable):
                 await self._news.heard()
                 continue
-            if self._clock.monotonic() - registered_at >= _LASTING:
-                failures = 0
-            if failures:
-                await self._news.heard(within=self._pause(failures))
-            if consumer is not None and consumer.was_cancelled:
-                await consumer.close()
             session = await self._link.live()
-            is_new, seen = session is not seen and (consumer is None or consumer.session is not session), session
-            failures += 1
+            pause = self._not_before - self._clock.monotonic()
+            if session is tried and pause > 0:
+                await self._news.heard(within=pause)
+                continue
+            was_here = session is tried or (consumer is not None and consumer.session is session)
+            failures = failures + 1 if session is tried else 0
+            self._not_before = self._clock.monotonic() + self._spacing(failures)
+            tried = session
+            if consumer is not None:
+                await consumer.close()  # of which only the registration was lost
             try:
-                try:
-                    await self._link.finish(self._register(session))
-                except QueueMissing:
-                    if not (is_new and await self.topology.restore(session, self.queue, was_missing=self._is_missing)):
-                        raise
-                    await self._link.finish(self._register(session, gap=True))
-            except (TransportError, AcemqError) as error:
+                await self._link.finish(self._register_or_restore(session, may_restore=not was_here))
+            except AcemqError as error:
                 self._failed(error, session)
             else:
                 log.info("%r: subscribed again as %r", self.queue, self.name)
-                registered_at = self._clock.monotonic()
 
-    def _pause(self, failures: int) -> float:
+    async def _register_or_restore(self, session: Session, *, may_restore: bool) -> None:
+        try:
+            await self._register(session)
+        except QueueMissing:
+            if not (may_restore and await self.topology.restore(session, self.queue, was_missing=self._is_missing)):
+                raise
+            await self._register(session, gap=True)
+
+    def _spacing(self, failures: int) -> float:
         low, high = _MISSING if self._is_missing else _SPACED
-        return random.uniform(low, min(high, low * 2 ** min(failures, 10)))
+        return random.uniform(low, min(high, low * 2 ** min(failures + 1, 10)))
 
     def _failed(self, error: AcemqError, session: Session) -> None:
         was_said = self._state.error == str(error)
-        self._is_missing = isinstance(error, QueueMissing)
+        if isinstance(error, QueueMissing) and not self._is_missing:
+            self._is_missing = True
+            self._not_before = self._clock.monotonic() + self._spacing(0)
         self._state = replace(self._state, error=str(error))
         self._now(SubscriptionPhase.RECOVERING)
         if session.is_alive and not was_said:
@@ -356,8 +363,8 @@ class Subscription:
 
     def nudge(self) -> None:
         """The queue may be there now: try at once."""
-        if self._is_missing:
-            self._news.ring()
+        self._not_before = 0.0
+        self._news.ring()
 
     async def _end_keeping(self) -> None:
         if self._keeping is not None and self._keeping is not asyncio.current_task():

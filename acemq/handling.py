@@ -1,0 +1,129 @@
+"""What a handler may be, and how it is called."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import inspect
+import types
+import typing
+from collections.abc import Awaitable, Callable, Mapping
+from concurrent.futures import Executor
+from contextvars import copy_context
+from typing import Any
+
+from acemq.errors import HandlerTypeError
+from acemq.message import Message
+
+
+class Call:
+    """A handler, made awaitable: coroutines run on the loop, plain functions in a bounded pool of threads."""
+
+    def __init__(self, handler: Callable[[Message[Any]], Any], pool: Executor) -> None:
+        self.name = name_of(handler)
+        self._handler, self._pool = handler, pool
+        self._leaving = False
+        self._async = is_async(handler)
+
+    def __call__(self, message: Message[Any]) -> Awaitable[object]:
+        return self._handler(message) if self._async else self._in_thread(message)
+
+    def leave_threads(self) -> None:
+        """From now on a cancelled call no longer waits for its thread, which nothing can cancel."""
+        self._leaving = True
+
+    async def _in_thread(self, message: Message[Any]) -> object:
+        context = copy_context()
+        thread = asyncio.get_running_loop().run_in_executor(self._pool, lambda: context.run(self._handler, message))
+        cancelled: asyncio.CancelledError | None = None
+        while not thread.done():
+            try:
+                await asyncio.shield(thread)
+            except asyncio.CancelledError as error:
+                if self._leaving:
+                    raise
+                # The slot stays taken as long as the thread runs, or more of them would run than were allowed.
+                cancelled = error
+            except Exception:
+                break
+        if cancelled is not None:
+            thread.exception()
+            raise cancelled
+        answer = thread.result()
+        return await answer if inspect.isawaitable(answer) else answer
+
+
+def is_async(call: Any) -> bool:
+    """Whether calling it gives a coroutine: functions, methods, partials and objects with an async `__call__`."""
+    while isinstance(call, functools.partial):
+        call = call.func
+    return inspect.iscoroutinefunction(call) or inspect.iscoroutinefunction(getattr(call, "__call__", None))  # noqa: B004
+
+
+def name_of(call: Any) -> str:
+    while isinstance(call, functools.partial):
+        call = call.func
+    return getattr(call, "__name__", None) or type(call).__name__
+
+
+def check_handler(handler: Any, payload: Any) -> None:
+    """Refuse a handler that cannot take the message: not callable, not one argument, or annotated otherwise."""
+    if not callable(handler):
+        raise HandlerTypeError(f"{handler!r} is no handler; give a function that takes one Message")
+    try:
+        signature = inspect.signature(handler)
+    except ValueError:
+        return  # a builtin without a signature: let it try
+    try:
+        signature.bind(None)
+    except TypeError as error:
+        raise HandlerTypeError(f"handler {name_of(handler)!r} must take one argument, the Message: {error}") from None
+    parameter = next(iter(signature.parameters.values()))
+    annotated = resolved(handler).get(parameter.name)
+    if annotated is None:
+        return
+    origin = typing.get_origin(annotated) or annotated
+    if not (isinstance(origin, type) and (issubclass(Message, origin) or issubclass(origin, Message))):
+        if isinstance(origin, type):
+            raise HandlerTypeError(
+                f"handler {name_of(handler)!r} takes {origin.__name__}, but is given a Message; its payload is .payload"
+            )
+        return
+    (wanted,) = typing.get_args(annotated) or (Any,)
+    if not fits(payload, wanted):
+        raise HandlerTypeError(
+            f"handler {name_of(handler)!r} takes Message[{shown(wanted)}], but the payload class is {shown(payload)}"
+        )
+
+
+def fits(gives: Any, takes: Any) -> bool:
+    """Whether a `gives` may be passed as `takes`, as far as classes tell; what they do not tell is let through."""
+    if gives is Any or takes is Any:
+        return True
+    if typing.get_origin(takes) in _UNIONS:
+        return any(fits(gives, kind) for kind in typing.get_args(takes))
+    if typing.get_origin(gives) in _UNIONS:
+        return all(fits(kind, takes) for kind in typing.get_args(gives))
+    if not (isinstance(gives, type) and isinstance(takes, type)):
+        return True
+    if typing.is_typeddict(gives) or typing.is_typeddict(takes):
+        return gives is takes or takes in (object, dict)
+    return issubclass(gives, takes)
+
+
+_UNIONS = (typing.Union, types.UnionType)
+
+
+def resolved(handler: Any) -> Mapping[str, Any]:
+    """The annotations of a callable, as classes; empty where they cannot be resolved."""
+    while isinstance(handler, functools.partial):
+        handler = handler.func
+    target = handler if inspect.isroutine(handler) else getattr(handler, "__call__", handler)  # noqa: B004
+    try:
+        return typing.get_type_hints(target)
+    except Exception:  # an annotation that cannot be resolved is the checker's affair; the payload class decides
+        return {}
+
+
+def shown(kind: Any) -> str:
+    return getattr(kind, "__name__", None) or str(kind)

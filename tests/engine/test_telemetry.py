@@ -1,0 +1,234 @@
+"""Spans and metrics by the contract's names, and nothing of them where no SDK is installed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from opentelemetry import metrics, trace
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.trace import SpanKind, StatusCode
+
+import acemq
+from acemq import AceMQ, Ack, Message, RetryPolicy, Topology, UnroutableError
+from tests.waiting import until
+
+
+@pytest.fixture
+def spans(monkeypatch: pytest.MonkeyPatch) -> Iterator[InMemorySpanExporter]:
+    exporter, provider = InMemorySpanExporter(), TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    monkeypatch.setattr(trace, "get_tracer_provider", lambda: provider)
+    yield exporter
+    provider.shutdown()
+
+
+@pytest.fixture
+def reader(monkeypatch: pytest.MonkeyPatch) -> Iterator[InMemoryMetricReader]:
+    reader = InMemoryMetricReader()
+    provider = MeterProvider(metric_readers=[reader])
+    monkeypatch.setattr(metrics, "get_meter_provider", lambda: provider)
+    yield reader
+    provider.shutdown()
+
+
+def points(reader: InMemoryMetricReader) -> dict[str, list[tuple[Mapping[str, Any], Any]]]:
+    """Tags and value (a histogram's count) of each point, by metric."""
+    out: dict[str, list[tuple[Mapping[str, Any], Any]]] = {}
+    data = reader.get_metrics_data()
+    for resource in data.resource_metrics if data else ():
+        for scope in resource.scope_metrics:
+            assert scope.scope.name == "org.acemq.amqp"
+            for metric in scope.metrics:
+                out[metric.name] = [
+                    (dict(point.attributes or {}), getattr(point, "value", None) or getattr(point, "count", 0))
+                    for point in metric.data.data_points
+                ]
+    return out
+
+
+def named(spans: InMemorySpanExporter, name: str) -> ReadableSpan:
+    found: Sequence[ReadableSpan] = [span for span in spans.get_finished_spans() if span.name == name]
+    assert len(found) == 1, [span.name for span in spans.get_finished_spans()]
+    return found[0]
+
+
+async def test_one_trace_leads_from_a_publish_over_its_handler_to_what_that_publishes(
+    spans: InMemorySpanExporter, mq: AceMQ, queue: str
+) -> None:
+    async def answer(message: Message[str]) -> None:
+        if message.payload == "A":
+            await mq.send(queue, "B", message_id="b")
+
+    async with mq.consume(queue, str, answer) as consumer:
+        await mq.send(queue, "A", message_id="a", correlation_id="c")
+        await until(lambda: consumer.counters.acked == 2)
+    finished = spans.get_finished_spans()
+    assert len({span.context.trace_id for span in finished if span.context}) == 1
+    by_id = {(span.name, (span.attributes or {})["messaging.message.id"]): span for span in finished}
+    publish_a, process_a = by_id[f"{queue} publish", "a"], by_id[f"{queue} process", "a"]
+    publish_b, process_b = by_id[f"{queue} publish", "b"], by_id[f"{queue} process", "b"]
+    for child, parent in ((process_a, publish_a), (publish_b, process_a), (process_b, publish_b)):
+        assert child.parent is not None
+        assert parent.context is not None
+        assert child.parent.span_id == parent.context.span_id
+    assert (publish_a.kind, process_a.kind) == (SpanKind.PRODUCER, SpanKind.CONSUMER)
+    system = {"memory": "acemq_memory", "rabbitmq": "rabbitmq"}[mq.capabilities.transport]
+    assert dict(publish_a.attributes or {}) == {
+        "messaging.system": system,
+        "messaging.destination.name": queue,
+        "messaging.operation": "publish",
+        "messaging.message.id": "a",
+        "messaging.message.conversation_id": "c",
+        "messaging.rabbitmq.destination.routing_key": queue,
+        "messaging.acemq.message_type": queue,
+        "messaging.acemq.outcome": "confirmed",
+    }
+    assert dict(process_a.attributes or {}) == {
+        "messaging.system": system,
+        "messaging.destination.name": queue,
+        "messaging.operation": "process",
+        "messaging.message.id": "a",
+        "messaging.message.conversation_id": "c",
+        "messaging.acemq.message_type": queue,
+        "messaging.acemq.attempt": 1,
+        "messaging.acemq.outcome": "acked",
+    }
+
+
+async def test_a_span_says_how_it_really_ended(spans: InMemorySpanExporter, mq: AceMQ, queue: str) -> None:
+    async with mq.consume(
+        queue, int, lambda message: Ack.retry("not yet"), retry=RetryPolicy.fixed(2, timedelta())
+    ) as consumer:
+        await mq.send(queue, 1)
+        await until(lambda: consumer.counters.dead_lettered == 1)
+    first, last = [span for span in spans.get_finished_spans() if span.name.endswith("process")]
+    assert (first.attributes or {})["messaging.acemq.outcome"] == "retried"
+    assert first.status.status_code is StatusCode.UNSET
+    (event,) = first.events
+    assert event.name == "message.retried"
+    assert dict(event.attributes or {}) == {
+        "messaging.destination.name": queue,
+        "messaging.acemq.retry_delay_ms": 0,
+        "messaging.acemq.reason": "not yet",
+    }
+    assert (last.attributes or {})["messaging.acemq.outcome"] == "dead_lettered"
+    assert last.status.status_code is StatusCode.ERROR
+    (event,) = last.events
+    assert event.name == "message.dead_lettered"
+    assert dict(event.attributes or {}) == {
+        "messaging.destination.name": f"{queue}.dlq",
+        "messaging.acemq.reason": "not yet",
+    }
+
+
+async def test_an_unroutable_publish_ends_its_span_as_an_error(
+    spans: InMemorySpanExporter, mq: AceMQ, name: str
+) -> None:
+    await mq.declare(Topology().exchange(name))
+    with pytest.raises(UnroutableError):
+        await mq.publish(name, "k", 1)
+    span = named(spans, f"{name} publish")
+    assert (span.attributes or {})["messaging.acemq.outcome"] == "unroutable"
+    assert span.status.status_code is StatusCode.ERROR
+
+
+async def test_metrics_have_the_contracts_names_and_tags(reader: InMemoryMetricReader, mq: AceMQ, queue: str) -> None:
+    answers: dict[str, Any] = {"ok": None, "park": Ack.park("p"), "reject": Ack.reject("r"), "retry": Ack.retry("t")}
+
+    async def handle(message: Message[str]) -> Ack | None:
+        answer: Ack | None = answers[message.payload]
+        return answer
+
+    async with mq.consume(queue, str, handle, retry=RetryPolicy.fixed(2, timedelta())) as consumer:
+        for payload in answers:
+            await mq.send(queue, payload, type="order.placed")
+        await mq.send(queue, b"{", content_type="application/json", type="order.placed")
+        with pytest.raises(UnroutableError):
+            await mq.send(f"nowhere-{queue}", 1)
+        await until(lambda: consumer.counters.dead_lettered + consumer.counters.parked == 3)
+        await until(lambda: consumer.counters.acked + consumer.counters.rejected == 2)
+    seen = points(reader)
+    publish = {"exchange": "", "routing.key": queue, "message.type": "order.placed", "outcome": "confirmed"}
+    nowhere = f"nowhere-{queue}"
+    assert seen["acemq.publish.total"] == [
+        (publish, 5),
+        ({"exchange": "", "routing.key": nowhere, "message.type": nowhere, "outcome": "unroutable"}, 1),
+    ]
+    assert [tags for tags, _ in seen["acemq.publish.duration"]] == [tags for tags, _ in seen["acemq.publish.total"]]
+
+    def consumed(outcome: str) -> dict[str, str]:
+        return {"queue": queue, "message.type": "order.placed", "outcome": outcome}
+
+    totals = {tags["outcome"]: (tags, value) for tags, value in seen["acemq.consume.total"]}
+    assert totals == {
+        "acked": (consumed("acked"), 1),
+        "parked": (consumed("parked"), 2),
+        "rejected": (consumed("rejected"), 1),
+        "retried": (consumed("retried"), 1),
+        "dead_lettered": (consumed("dead_lettered"), 1),
+    }
+    assert len(seen["acemq.consume.duration"]) == len(seen["acemq.consume.attempts"]) == 5
+    assert seen["acemq.messages.retried.total"] == [({"queue": queue, "message.type": "order.placed"}, 1)]
+    dead = {tags["outcome"]: value for tags, value in seen["acemq.messages.dead.lettered.total"]}
+    assert dead == {"parked": 2, "dead_lettered": 1}
+    assert seen["acemq.consume.in.flight"] == [({}, 0)]
+
+
+async def test_a_move_that_fails_is_counted_by_queue_and_target_and_not_as_a_dead_letter(
+    reader: InMemoryMetricReader, mq: AceMQ, queue: str
+) -> None:
+    async with mq.consume(queue, int, lambda message: Ack.reject("bad")) as consumer:
+        await mq.delete(f"{queue}.dlq")
+        await mq.send(queue, 1)
+        await until(lambda: consumer.counters.move_failed >= 1)
+    seen = points(reader)
+    ((tags, count),) = seen["acemq.messages.set.aside.failed"]
+    assert tags == {"queue": queue, "target": f"{queue}.dlq"}
+    assert count >= 1
+    assert "acemq.messages.dead.lettered.total" not in seen
+
+
+async def test_pipeline_runs_are_counted_by_how_they_ended(
+    reader: InMemoryMetricReader, spans: InMemorySpanExporter, mq: AceMQ, name: str
+) -> None:
+    async def halve(n: int) -> int | None:
+        return n // 2 if n % 2 == 0 else None
+
+    async def note(n: int) -> None: ...
+
+    async with mq.pipeline(name, int).step("halve", halve).step("note", note).start() as running:
+        for n in range(4):
+            await running.send(n)
+        await until(lambda: running.counters.completed == 2 and running.counters.ended_early == 2)
+    totals = {tags["outcome"]: (tags, value) for tags, value in points(reader)["acemq.pipeline.run.total"]}
+    assert totals == {
+        "ended_early": ({"pipeline": name, "step": "halve", "outcome": "ended_early"}, 2),
+        "completed": ({"pipeline": name, "step": "note", "outcome": "completed"}, 2),
+    }
+    events = [event for span in spans.get_finished_spans() for event in span.events]
+    assert {event.name for event in events} == {"pipeline.run_finished"}
+    assert set(events[0].attributes or {}) == {"pipeline", "step", "outcome", "messaging.acemq.run_age_ms"}
+
+
+async def test_without_an_sdk_no_span_is_made_and_no_instrument_called(
+    monkeypatch: pytest.MonkeyPatch, url: str, name: str
+) -> None:
+    def never(*_: object, **__: object) -> Any:
+        raise AssertionError("called without an SDK")
+
+    for method in ("publish_span", "published", "process_span", "consumed", "started", "ended", "retried"):
+        monkeypatch.setattr(acemq.telemetry.Telemetry, method, never)
+    async with acemq.connect(url) as mq:
+        await mq.declare(Topology().queue(name, type="classic"))
+        async with mq.consume(name, int, lambda message: None) as consumer:
+            receipt = await mq.send(name, 1)
+            await until(lambda: consumer.counters.acked == 1)
+        assert receipt.routed
+        await mq.delete(name)
