@@ -21,6 +21,8 @@ test-slow: $(VENV)/dev.stamp
 
 # pyright would otherwise ask the registry at each run whether there is a newer one.
 check: export PYRIGHT_PYTHON_IGNORE_WARNINGS = 1
+# mkdocs-material would otherwise print a page about its future at each build.
+check docs: export NO_MKDOCS_2_WARNING = 1
 check: $(VENV)/dev.stamp
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check

@@ -98,7 +98,7 @@ class MovableClock:
             self._elapsed = max(self._elapsed, timer.at)
             timer.fire()
             await self.rest()
-        self._elapsed = end
+        self._elapsed = max(self._elapsed, end)
 
     async def rest(self) -> None:
         """Let the event loop run until what is ready has run; nothing is waited for in real time."""
@@ -119,7 +119,8 @@ class _MovableTimer:
         self.cancelled = True
 
     def fire(self) -> None:
-        self.loop.call_soon_threadsafe(self.call)
+        if not self.loop.is_closed():  # of another test, which shares this clock
+            self.loop.call_soon_threadsafe(self.call)
 
 
 async def sleep(clock: Clock, delay: float) -> None:

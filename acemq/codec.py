@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import typing
-from collections.abc import Callable, Mapping
-from typing import Any, Generic, Protocol, TypeAlias, TypeVar, overload
+from collections.abc import Mapping
+from typing import Any, Generic, Protocol, TypeAlias, TypeVar, cast, overload
 
 import msgspec
 
@@ -341,15 +341,13 @@ def _is_pydantic(kind: Any) -> bool:
 
 def _from_foreign(value: Any) -> Any:
     if _is_pydantic(type(value)):
-        dump: Callable[..., Any] = value.model_dump
-        return dump(mode="json", by_alias=True)
+        return value.model_dump(mode="json", by_alias=True)
     raise TypeError(f"a {type(value).__name__} is no type that a body can carry")
 
 
 def _into_foreign(kind: type, value: Any) -> Any:
     if _is_pydantic(kind):
-        validate: Callable[..., Any] = kind.model_validate  # type: ignore[attr-defined]  # pyright: ignore
-        return validate(value)
+        return cast("Any", kind).model_validate(value)
     raise TypeError(f"{kind.__name__} is no type that a body can be read into")
 
 

@@ -310,11 +310,11 @@ class Connection:
 
     async def _close(self, budget: timedelta) -> Drained:
         self._close_by = time.monotonic() + budget.total_seconds()
-        self.outbound.close()
+        self.outbound.drain()
         drained = Drained()
         try:
             # One that fails while closing does not keep the others open.
-            stops = [asyncio.ensure_future(consumer.drain(budget)) for consumer in self._consumers]
+            stops = [asyncio.ensure_future(consumer.drain(budget)) for consumer in list(self._consumers)]
             try:
                 results = await asyncio.gather(*stops, return_exceptions=True)
             except asyncio.CancelledError:
@@ -323,6 +323,7 @@ class Connection:
             for result in results:
                 drained = drained + (result if isinstance(result, Drained) else Drained(finished=False))
         finally:
+            self.outbound.close()
             self._consumers.clear()
             self._pool.shutdown(wait=False, cancel_futures=True)
             await self.transport.close(self._time_left())

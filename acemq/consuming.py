@@ -8,11 +8,11 @@ import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field
 from datetime import timedelta
 from enum import StrEnum
 from typing import Any, Literal, TypedDict
 
+import msgspec
 from opentelemetry import trace
 from opentelemetry.trace import Span
 
@@ -76,8 +76,7 @@ class ConsumeOptions(TypedDict, total=False):
 _OPTIONS = frozenset(ConsumeOptions.__annotations__)
 
 
-@dataclass(frozen=True)
-class Drained:
+class Drained(msgspec.Struct, frozen=True):
     """How a stop went."""
 
     finished: bool = True
@@ -88,7 +87,7 @@ class Drained:
     """Fetched, never started, returned without spending an attempt."""
     abandoned: int = 0
     """Handlers cut off; their deliveries come again."""
-    queues: Mapping[str, int] = field(default_factory=dict[str, int])
+    queues: Mapping[str, int] = msgspec.field(default_factory=dict[str, int])
     """Abandoned per queue, only those above 0."""
 
     def __add__(self, other: Drained) -> Drained:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from contextvars import ContextVar
-from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Generic, TypeAlias, TypeVar
+
+import msgspec
 
 from acemq import headers as h
 from acemq.ack import Ack
@@ -19,11 +20,11 @@ T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 
 
-@dataclass(frozen=True)
-class SetAside:
+class SetAside(msgspec.Struct, frozen=True):
     """Why a message lies in a dead-letter or parked queue. What another library wrote has only `text`."""
 
-    text: str | None
+    text: str
+    """Empty where only the other facts are known."""
     queue: str | None = None
     at: datetime | None = None
     how: str | None = None
@@ -32,8 +33,7 @@ class SetAside:
     by: str | None = None
 
 
-@dataclass(frozen=True)
-class Handled:
+class Handled(msgspec.Struct, frozen=True):
     """What really happened to a delivery: the engine's decision, not the handler's wish."""
 
     outcome: str
@@ -191,7 +191,7 @@ def failure_of(headers: Headers) -> SetAside | None:
         return None
     at = h.integer(headers.get(h.FAILED_AT))
     return SetAside(
-        text=text,
+        text=text or "",
         queue=h.text(headers.get(h.FAILED_QUEUE)),
         at=from_millis(at) if at is not None and 0 < at < 253_402_300_800_000 else None,
         how=how,

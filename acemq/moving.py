@@ -6,7 +6,6 @@ Every move of a message is made here: back to its own queue, onto a rung, to the
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Literal
 
@@ -99,27 +98,30 @@ class GivenBack(Exception):
     """A wait was cut short by a stop."""
 
 
-@dataclass(kw_only=True)
 class Mover:
     """Carries out the decisions of one consumer."""
 
-    transport: Transport
-    outbound: Outbound
-    telemetry: Telemetry
-    report: Reporter
-    clock: Clock
-    origin: str
-    policy: RetryPolicy
-    home: str | None = None
-    """The queue whose `.dlq` and `.parked` take what is given up; the delivery's own unless given."""
-    counters: ConsumerCounters = field(default_factory=ConsumerCounters)
-    _failed_in_row: int = 0
-
-    _pauses: set[asyncio.Future[None]] = field(default_factory=set[asyncio.Future[None]])
-    _stopping: bool = False
-
-    def __post_init__(self) -> None:
-        self._rungs = frozenset(self.policy.rungs())
+    def __init__(
+        self,
+        *,
+        transport: Transport,
+        outbound: Outbound,
+        telemetry: Telemetry,
+        report: Reporter,
+        clock: Clock,
+        origin: str,
+        policy: RetryPolicy,
+        home: str | None = None,
+    ) -> None:
+        """`home`: whose `.dlq` and `.parked` take what is given up; the delivery's own queue unless given."""
+        self.transport, self.outbound, self.telemetry, self.report = transport, outbound, telemetry, report
+        self.clock, self.policy = clock, policy
+        self.counters = ConsumerCounters()
+        self._origin, self._home = origin, home
+        self._rungs = frozenset(policy.rungs())
+        self._failed_in_row = 0
+        self._pauses: set[asyncio.Future[None]] = set()
+        self._stopping = False
 
     def stop_waiting(self) -> None:
         """End every wait, now and from now on, with `GivenBack`. Copies under way still finish."""
@@ -234,8 +236,8 @@ class Mover:
 
     def _copy(self, decision: Decision, delivery: Delivery, envelope: Envelope) -> Outgoing:
         now_ms = to_millis(self.clock.now())
-        home = None if decision.row.copy == "own queue" else self.home
-        return copy_of(delivery, envelope, decision, origin=self.origin, now_ms=now_ms, queue=home)
+        home = None if decision.row.copy == "own queue" else self._home
+        return copy_of(delivery, envelope, decision, origin=self._origin, now_ms=now_ms, queue=home)
 
     async def _pause(self, seconds: float) -> None:
         if self._stopping:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import timedelta
@@ -142,13 +143,18 @@ class Outbound:
         self._origin, self._timeout, self._correlate = origin, timeout, correlate
         self.permits = Permits(max_outstanding, lambda: transport.state.outstanding)
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._closed = True
+        self._thread = 0
+        self._closed, self._draining = True, False
 
     def open(self) -> None:
-        self._loop, self._closed = asyncio.get_running_loop(), False
+        self._loop, self._thread, self._closed = asyncio.get_running_loop(), threading.get_ident(), False
+
+    def drain(self) -> None:
+        """From now on only handlers that still run may publish, so that they can finish, and the library itself."""
+        self._draining = True
 
     def close(self) -> None:
-        """Refuse the application's publishes from now on; the library's own copies may still finish."""
+        """Refuse whatever the application publishes from now on."""
         self._closed = True
 
     # For the application
@@ -406,9 +412,11 @@ class Outbound:
         return result
 
     def _check_usable(self) -> None:
-        if self._closed:
+        if self._closed or (self._draining and CURRENT.get() is None):
             raise ClosedError("the connection is closed, or not open yet; publish inside `async with acemq.connect(…)`")
-        if asyncio.get_running_loop() is not self._loop:
+        # A thread runs one loop at a time, so ours is the one; asking for the running one is a system call on 3.11.
+        loop = self._loop
+        if threading.get_ident() != self._thread or loop is None or not loop.is_running():
             raise LoopError("this connection belongs to another event loop; make one connection for each loop")
 
     def _now_ms(self) -> int:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 import random
-from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Literal
+
+import msgspec
+from msgspec.structs import replace
 
 from acemq.clock import check_duration
 from acemq.errors import ConfigurationError
@@ -18,8 +20,7 @@ _SHOWN = 100
 _MILLISECOND = timedelta(milliseconds=1)
 
 
-@dataclass(frozen=True, slots=True)
-class Decision:
+class Decision(msgspec.Struct, frozen=True):
     """What a policy says after attempt n has failed."""
 
     retries: bool
@@ -28,9 +29,8 @@ class Decision:
     gave_up: Literal["attempts", "age"] | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
-class RetryPolicy:
-    """How often, and after which waits. The same value serves consumers, pipelines and the outbox.
+class RetryPolicy(msgspec.Struct, frozen=True, kw_only=True):
+    """How often, and after which waits. The same value serves consumers and the steps of a pipeline.
 
     `max_attempts` counts deliveries and includes the first; `None` is no limit. The wait after attempt n is
     `first × factor^(n−1)`, at most `ceiling` (24 h unless given). Waits of `broker_from` and more are spent in
@@ -160,8 +160,7 @@ DEFAULT = RetryPolicy.exponential(5, first=timedelta(seconds=1), ceiling=timedel
 """A connection's policy unless it is given another: waits of 1, 2, 4 and 8 s, none of them in the broker."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Backoff:
+class Backoff(msgspec.Struct, frozen=True, kw_only=True):
     """Pauses between dials: full jitter, so that a thousand clients do not return in one wave.
 
     The nth pause is drawn evenly from 0 to `first × 2ⁿ`, at most `ceiling`, and never below 50 ms.

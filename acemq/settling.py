@@ -6,10 +6,11 @@ from the same rows.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from datetime import timedelta
 from enum import StrEnum
 from typing import Literal
+
+import msgspec
 
 from acemq.ack import Ack, Verdict
 from acemq.envelope import ERROR_LIMIT, Envelope
@@ -44,8 +45,7 @@ class Case(StrEnum):
 Copy = Literal["none", "own queue", ".dlq", ".parked"]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Row:
+class Row(msgspec.Struct, frozen=True, kw_only=True):
     case: Case
     when: str
     """In words, for the documentation."""
@@ -208,8 +208,7 @@ TABLE: dict[Case, Row] = {
 }
 
 
-@dataclass(frozen=True, kw_only=True)
-class Decision:
+class Decision(msgspec.Struct, frozen=True, kw_only=True):
     """The row that applies to one delivery, and what is filled into it."""
 
     row: Row
@@ -292,8 +291,7 @@ def reason_of(why: BaseException | str | None) -> str:
     return text[:ERROR_LIMIT] or "no reason given"
 
 
-@dataclass
-class ConsumerCounters:
+class ConsumerCounters(msgspec.Struct):
     """How deliveries ended, since the consumer started. Only ever grows."""
 
     acked: int = 0

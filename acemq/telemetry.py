@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Literal
 
+import msgspec
 from opentelemetry import metrics, trace
 from opentelemetry.trace import Span, SpanKind, Status, StatusCode
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
@@ -28,8 +28,7 @@ _SYSTEMS = {"memory": "acemq_memory", "sql": "acemq_sql", "aws": "aws_sqs"}
 _BAD_OUTCOMES = frozenset({"unroutable", "failed", "dead_lettered", "parked", "timed_out"})
 
 
-@dataclass(frozen=True)
-class Diagnostic:
+class Diagnostic(msgspec.Struct, frozen=True):
     """Something that a person should know about. `attempt` 0: none."""
 
     name: str

@@ -6,10 +6,12 @@ Names and arguments are those of CONTRACT.md sections 2 and 3; a broker refuses 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from types import MappingProxyType
 from typing import Any, Literal, TypedDict, TypeVar, Unpack
+
+import msgspec
+from msgspec.structs import replace
 
 from acemq.clock import check_duration
 from acemq.errors import ConfigurationError, TopologyError
@@ -74,16 +76,14 @@ def check_key(kind: str, key: str) -> str:
 # Objects
 
 
-@dataclass(frozen=True)
-class Exchange:
+class Exchange(msgspec.Struct, frozen=True):
     name: str
     kind: ExchangeKind = "direct"
     durable: bool = True
     ordered: bool = False
 
 
-@dataclass(frozen=True)
-class Queue:
+class Queue(msgspec.Struct, frozen=True):
     """As the application described it; `arguments()` says how RabbitMQ is told."""
 
     name: str
@@ -98,7 +98,7 @@ class Queue:
     ordered: bool = False
     lease: timedelta | None = None
     rungs: tuple[timedelta, ...] = ()
-    native: Native = field(default_factory=lambda: _NO_NATIVE, hash=False)
+    native: Native = msgspec.field(default_factory=lambda: _NO_NATIVE)
 
     def arguments(self) -> dict[str, HeaderValue]:
         """The arguments on RabbitMQ. A classic queue says so by naming no type."""
@@ -119,15 +119,13 @@ class Queue:
         return out
 
 
-@dataclass(frozen=True)
-class Binding:
+class Binding(msgspec.Struct, frozen=True):
     exchange: str
     queue: str
     key: str = ""
 
 
-@dataclass(frozen=True)
-class Declaration:
+class Declaration(msgspec.Struct, frozen=True):
     """One object with everything a broker is told about it, in the order of declaring."""
 
     kind: Literal["exchange", "queue", "binding"]
@@ -137,7 +135,7 @@ class Declaration:
     durable: bool = True
     exclusive: bool = False
     auto_delete: bool = False
-    arguments: Mapping[str, HeaderValue] = field(default_factory=dict[str, HeaderValue], hash=False)
+    arguments: Mapping[str, HeaderValue] = msgspec.field(default_factory=dict[str, HeaderValue])
     exchange: str = ""
     routing_key: str = ""
 
@@ -175,8 +173,7 @@ class QueueOptions(TypedDict, total=False):
     """`{"rabbitmq": {"x-delivery-limit": 5}}`; other transports skip what is not addressed to them."""
 
 
-@dataclass(frozen=True)
-class Topology:
+class Topology(msgspec.Struct, frozen=True):
     """What should exist on the broker. Each verb returns a new one; the order of calls does not matter."""
 
     exchanges: tuple[Exchange, ...] = ()

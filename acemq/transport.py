@@ -1,13 +1,13 @@
 """The port to a broker: the one thing that a stranger implements, and the values it exchanges with the engine.
 
-Batches are the normal case; a batch of one is one message. Values are `msgspec.Struct`s rather than dataclasses because
-one of each is made per message, and a frozen dataclass of this size costs five times as much to make.
+Batches are the normal case; a batch of one is one message. Values are frozen `msgspec.Struct`s, here and on the floors
+below: made for every message, they cost a fifth of a frozen dataclass, and their classes load fifty times as fast.
+`msgspec.structs.replace` changes a field.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import TYPE_CHECKING, Literal, Protocol
@@ -224,8 +224,7 @@ class Settled(StrEnum):
     """Could not be told; it will come back by itself."""
 
 
-@dataclass(frozen=True, slots=True)
-class Renewal:
+class Renewal(msgspec.Struct, frozen=True):
     outcome: Literal["renewed", "lost", "failed"]
     """`failed`: not known, ask again while the lease lives."""
     until: float | None = None
@@ -235,8 +234,7 @@ class Renewal:
 # What a transport can do, and how it is
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LeaseTerms:
+class LeaseTerms(msgspec.Struct, frozen=True, kw_only=True):
     default: timedelta
     shortest: timedelta
     longest: timedelta
@@ -245,8 +243,7 @@ class LeaseTerms:
     renewable: bool
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Capabilities:
+class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     """Honest per transport, and exact per queue or exchange through `Transport.capabilities_of`."""
 
     transport: str
@@ -297,8 +294,7 @@ class Phase(StrEnum):
     CLOSED = "closed"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TransportState:
+class TransportState(msgspec.Struct, frozen=True, kw_only=True):
     phase: Phase
     since: datetime
     endpoint: str
@@ -327,8 +323,7 @@ class SubscriptionPhase(StrEnum):
     CLOSED = "closed"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SubscriptionState:
+class SubscriptionState(msgspec.Struct, frozen=True, kw_only=True):
     phase: SubscriptionPhase
     since: datetime
     generation: int = 1
@@ -340,8 +335,7 @@ class SubscriptionState:
     error: str | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Depth:
+class Depth(msgspec.Struct, frozen=True, kw_only=True):
     """How much is in a queue, by the broker's own word at `at`."""
 
     ready: int
@@ -360,8 +354,7 @@ class ApplyMode(StrEnum):
     REPORT = "report"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
+class Finding(msgspec.Struct, frozen=True, kw_only=True):
     """What was found about one object, or about one argument of it."""
 
     verdict: Literal["present", "created", "drift", "missing"]

@@ -5,10 +5,12 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Any, Generic, TypedDict, TypeVar, Union, Unpack, cast, get_args, get_origin
+
+import msgspec
+from msgspec.structs import replace
 
 from acemq.ack import Ack
 from acemq.connection import Connection
@@ -51,8 +53,7 @@ class StepOptions(TypedDict, total=False):
     """Only for functions without annotations."""
 
 
-@dataclass(frozen=True)
-class Step:
+class Step(msgspec.Struct, frozen=True):
     name: str
     call: Callable[[Any], Awaitable[Any]] | None
     """`None`: another service runs it."""
@@ -60,11 +61,10 @@ class Step:
     """The payload class of its queue."""
     gives: Any
     """Without `None`; `None` alone when it gives nothing, `Any` when that is not known."""
-    options: ConsumeOptions = field(default_factory=ConsumeOptions)
+    options: ConsumeOptions = msgspec.field(default_factory=ConsumeOptions)
 
 
-@dataclass(frozen=True)
-class PipelineCounters:
+class PipelineCounters(msgspec.Struct, frozen=True):
     """What this process has seen."""
 
     entered: int = 0
@@ -75,8 +75,9 @@ class PipelineCounters:
 
     @property
     def in_flight(self) -> int:
-        """What is left; below the truth where steps run elsewhere."""
-        return self.entered - self.completed - self.ended_early - self.failed
+        """What is left. Below the truth where steps run elsewhere, and after a replay or `resume`: a run that comes
+        back was counted as failed, and is counted again when it ends."""
+        return max(self.entered - self.completed - self.ended_early - self.failed, 0)
 
 
 class Pipeline(Generic[In, Out]):

@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from enum import StrEnum
+
+import msgspec
+from msgspec.structs import replace
 
 from acemq import headers as h
 from acemq.clock import whole_seconds
@@ -44,8 +46,7 @@ class StopReason(StrEnum):
     """A copy did not land, or the filter raised; that message is where it was."""
 
 
-@dataclass(frozen=True)
-class ReplayResult:
+class ReplayResult(msgspec.Struct, frozen=True):
     """What a replay did, up to its end or its failure."""
 
     source: str
@@ -60,8 +61,7 @@ class ReplayResult:
     last_error: str | None = None
 
 
-@dataclass(frozen=True)
-class Replay:
+class Replay(msgspec.Struct, frozen=True):
     """A replay that is being described; each verb gives a new one, and nothing happens before `run`."""
 
     connection: Connection

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any, cast
+
+import msgspec
+from msgspec.structs import replace
 
 from acemq import headers as h
 from acemq.clock import whole_seconds
@@ -22,8 +24,7 @@ from acemq.message import Message
 from acemq.publishing import ENVELOPE_OPTIONS, PublishOptions, Receipt
 
 
-@dataclass(frozen=True)
-class RoutingSlip:
+class RoutingSlip(msgspec.Struct, frozen=True):
     """The declared form: the names of all steps, and which of them the message is for now."""
 
     steps: tuple[str, ...]
@@ -85,8 +86,7 @@ class RoutingSlip:
         )
 
 
-@dataclass(frozen=True)
-class Stop:
+class Stop(msgspec.Struct, frozen=True):
     """One address of an itinerary."""
 
     exchange: str = ""
@@ -102,8 +102,7 @@ class Stop:
         return self.name or (f"{self.exchange}/{self.routing_key}" if self.exchange else self.routing_key)
 
 
-@dataclass(frozen=True)
-class Itinerary:
+class Itinerary(msgspec.Struct, frozen=True):
     """The itinerary form: addresses to come, and stops that are done."""
 
     steps: tuple[Stop, ...] = ()

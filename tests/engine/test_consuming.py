@@ -313,3 +313,10 @@ async def test_pulled_messages_go_back_when_the_connection_closes(url: str, mq: 
     again = await mq.pull(queue, int, wait=timedelta(seconds=2))
     assert again is not None
     await again.accept()
+
+
+async def test_a_loop_that_only_publishes_does_not_keep_the_consumers_from_their_turn(mq: AceMQ, queue: str) -> None:
+    async with mq.consume(queue, int, lambda message: None) as consumer:
+        for n in range(500):
+            await mq.send(queue, n)
+        assert consumer.counters.acked + consumer.held + consumer.in_flight > 0

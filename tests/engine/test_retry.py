@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import pytest
+from msgspec.structs import replace
 
 import acemq
 from acemq import AceMQ, Ack, CapabilityError, Diagnostic, Envelope, Message, MovableClock, RetryPolicy, Topology

@@ -165,6 +165,28 @@ async def test_a_handler_that_outlives_its_stop_settles_and_copies_nothing(url: 
     assert consumer.counters.rejected == 0
 
 
+async def test_a_handler_that_runs_may_still_publish_while_its_connection_closes(
+    url: str, mq: AceMQ, queue: str
+) -> None:
+    busy, gate = await acemq.connect(url), asyncio.Event()
+
+    async def answer(message: Message[str]) -> None:
+        await gate.wait()
+        await busy.send(f"{queue}.dlq", "answer")
+
+    consumer = await busy.consume(queue, str, answer)
+    await mq.send(queue, "question")
+    await until(lambda: consumer.in_flight == 1)
+    closing = asyncio.ensure_future(busy.close())
+    await asyncio.sleep(0)
+    with pytest.raises(ClosedError):
+        await busy.send(f"{queue}.dlq", "from outside a handler")
+    gate.set()
+    assert (await closing).handled == 1
+    left = await mq.pull_many(f"{queue}.dlq", str)
+    assert [each.payload for each in left] == ["answer"]
+
+
 async def test_every_caller_of_close_gets_the_same_answer(url: str, queue: str) -> None:
     busy = await acemq.connect(url)
     first, second = await asyncio.gather(busy.close(), busy.close())

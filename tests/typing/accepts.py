@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TypedDict
+from typing import TypedDict, assert_type
 
-from typing_extensions import assert_type
-
-from acemq import Ack, AceMQ, Message, Pipeline, Publisher, Pulled, one_of
+from acemq import AceMQ, Ack, Message, Pipeline, Publisher, Pulled, one_of
 
 
 @dataclass

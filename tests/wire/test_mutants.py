@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, TypeAlias
 
 import pytest
 from msgspec import structs
+from msgspec.structs import replace
 
 from acemq import ack, clock, connection, consuming, headers, moving, partition, publishing, retry, settling, topology
 from acemq import envelope as envelopes

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from enum import IntEnum
@@ -34,6 +35,8 @@ class Agenda:
         self._clock, self._links = clock, links
         self._wake = WeakMethod(wake)  # the broker's; a broker must die with its last holder, not with a collection
         self._entries: list[tuple[float, Rank, int, int, Stored]] = []
+        self._numbers = itertools.count()
+        """So that no two entries are equal, and messages are never compared."""
         self._crowded = 1024
         self._armed_for = inf
         self._timer: Timer | None = None
@@ -41,21 +44,21 @@ class Agenda:
         self._alarm = 0
 
     def add(self, at: float, rank: Rank, message: Stored) -> None:
-        heappush(self._entries, (at, rank, message.position, message.token, message))
+        heappush(self._entries, (at, rank, message.position, next(self._numbers), message))
         if at < self._armed_for:
             self.arm()
         if len(self._entries) > self._crowded:
             # Entries of what was settled in time: thrown out before they are more than the live ones.
-            self._entries = [entry for entry in self._entries if _is_live(*entry)]
+            self._entries = [entry for entry in self._entries if _is_live(entry[0], entry[1], entry[4])]
             heapify(self._entries)
             self._crowded = 2 * len(self._entries) + 1024
 
     def due(self) -> Iterator[tuple[Rank, Stored]]:
         """What is due by now, in its order; what comes due by handling it is included."""
         while self._entries and self._entries[0][0] <= self._clock.monotonic() + GRAIN:
-            entry = heappop(self._entries)
-            if _is_live(*entry):
-                yield entry[1], entry[4]
+            at, rank, _, _, message = heappop(self._entries)
+            if _is_live(at, rank, message):
+                yield rank, message
 
     @property
     def overdue(self) -> bool:
@@ -93,12 +96,12 @@ class Agenda:
             wake()
 
 
-def _is_live(at: float, rank: Rank, position: int, token: int, message: Stored) -> bool:
+def _is_live(at: float, rank: Rank, message: Stored) -> bool:
     match rank:
         case Rank.LEASE:
-            return message.where is HELD and message.token == token and message.until == at
+            return message.where is HELD and message.until == at
         case Rank.DUE:
-            return message.where is DELAYED and message.token == token
+            return message.where is DELAYED and message.until == at
         case Rank.EXPIRY:
             return message.where is not GONE
 

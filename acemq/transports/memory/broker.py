@@ -6,6 +6,7 @@ import asyncio
 import threading
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from datetime import datetime, timedelta
 from typing import cast
 
@@ -44,7 +45,7 @@ from acemq.transports.memory.routing import MemoryExchange
 
 
 class Broker:
-    """Queues, exchanges and links. Methods with an underscore, and those that say so, run under `lock`."""
+    """Queues, exchanges and links. A method with an underscore runs under `lock`, as does one that says so."""
 
     def __init__(
         self,
@@ -212,7 +213,7 @@ class Broker:
     # Handing out
 
     def feed(self, queue: MemoryQueue) -> None:
-        """Hand out what is ready: to subscriptions in turn while they have credit, then to whoever pulls."""
+        """Under the lock: hand out what is ready, to subscriptions in turn while they have credit, then to pulls."""
         turns = queue.turns
         while turns and queue.ready and "deliver" not in self.stalled:
             message = queue.take()
@@ -281,7 +282,7 @@ class Broker:
                 self.feed(queue)  # woken and gone: the next one may have what is there
 
     def queue(self, name: str, link: Link | None = None) -> MemoryQueue:
-        """Raises `QueueMissing`, and `AccessDenied` where it is another link's own."""
+        """Under the lock. Raises `QueueMissing`, and `AccessDenied` where it is another link's own."""
         queue = self.queues.get(name)
         if queue is None:
             raise QueueMissing(f"there is no queue {name!r}; declare it first", code=404)
@@ -396,7 +397,7 @@ class Broker:
         with self.lock:
             for item in batch:
                 receipt = item.delivery.receipt
-                if not isinstance(receipt, Receipt) or not _is_held(receipt, link):
+                if not isinstance(receipt, Receipt) or not receipt.is_good_for(link):
                     results.append(Settled.STALE)
                     continue
                 message = receipt.message
@@ -471,7 +472,7 @@ class Broker:
     def renew(self, delivery: Delivery, lease: float, link: Link) -> Renewal:
         receipt = delivery.receipt
         with self.lock:
-            if not isinstance(receipt, Receipt) or not _is_held(receipt, link):
+            if not isinstance(receipt, Receipt) or not receipt.is_good_for(link):
                 return Renewal("lost")
             message, until = receipt.message, self.clock.monotonic() + lease
             if until != message.until:
@@ -526,18 +527,14 @@ class Broker:
         queue.forget(message)
         if letter is not None:
             headers = dict(letter.headers)
-            for target in self._route_letter(letter):
-                self._put(target, letter, headers, flat, self.clock.now())
-
-    def _route_letter(self, letter: Outgoing) -> Sequence[MemoryQueue]:
-        try:
-            return self._route(letter.exchange, letter.routing_key)
-        except ExchangeMissing:
-            return ()
+            with suppress(ExchangeMissing):  # what expires to nowhere is dropped
+                for target in self._route(letter.exchange, letter.routing_key):
+                    self._put(target, letter, headers, flat, self.clock.now())
 
     # Topology
 
     def create_queue(self, described: Queue, link: Link | None) -> None:
+        """Under the lock. Subscriptions that waited for it go on, with a gap."""
         name = described.name
         owner = link if described.exclusive else None
         self.queues[name] = MemoryQueue(described, self.profile, self.capabilities, owner)
@@ -548,7 +545,7 @@ class Broker:
             self._recover(subscription)
 
     def drop_queue(self, name: str) -> None:
-        """With its messages and bindings. Its subscriptions wait until it is declared again."""
+        """Under the lock, with its messages and bindings. Its subscriptions wait until it is declared again."""
         queue = self.queues.pop(name)
         for exchange in self.exchanges.values():
             exchange.unbind(name)
@@ -590,21 +587,11 @@ class Broker:
             return queue.ready, len(queue.held), len(queue.delayed)
 
     def lose(self, message: Stored, by: LostBy) -> None:
-        """A held one, back to its place."""
+        """Under the lock: a held one, back to its place."""
         held = cast(Holder, message.holder).held
         self._give_back({message.token: held[message.token]}, by)
 
     def away(self, message: Stored, by: LostBy | None) -> None:
-        """A held one, gone for good."""
+        """Under the lock: a held one, gone for good."""
         self._release(message, by)
         message.vanish()
-
-
-def _is_held(receipt: Receipt, link: Link | None) -> bool:
-    message = receipt.message
-    return (
-        message.token == receipt.token
-        and message.where is HELD
-        and message.holder is not None
-        and message.holder.link is link
-    )

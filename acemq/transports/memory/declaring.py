@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from typing import Literal
+
+from msgspec.structs import replace
 
 from acemq.errors import DriftError, TopologyError
 from acemq.topology import Exchange, Queue, Topology, set_aside

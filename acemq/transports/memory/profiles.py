@@ -7,10 +7,12 @@ tested without a server. What is only not promised (order, place, fences) keeps 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from types import MappingProxyType
 from typing import Any, ClassVar
+
+import msgspec
+from msgspec.structs import replace
 
 from acemq.headers import text
 from acemq.topology import Queue, dead_letters_of
@@ -22,8 +24,7 @@ STEP = timedelta(milliseconds=1)
 MAX_MESSAGE = 64 * 1024 * 1024
 
 
-@dataclass(frozen=True, kw_only=True)
-class Profile:
+class Profile(msgspec.Struct, frozen=True, kw_only=True):
     """One of your own: `replace(Profile.FULL, capabilities=replace(Profile.FULL.capabilities, publish_delay=…))`."""
 
     FULL: ClassVar[Profile]
@@ -32,7 +33,7 @@ class Profile:
 
     name: str
     capabilities: Capabilities
-    by_type: Mapping[str, Mapping[str, Any]] = field(default_factory=lambda: MappingProxyType({}), hash=False)
+    by_type: Mapping[str, Mapping[str, Any]] = msgspec.field(default_factory=lambda: MappingProxyType({}))
     """What a queue of this type has otherwise."""
     native: str = "memory"
     """Whose native arguments it reads."""

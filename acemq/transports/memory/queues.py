@@ -6,7 +6,6 @@ import asyncio
 from collections import deque
 from collections.abc import Iterator, Mapping
 from datetime import datetime, timedelta
-from functools import lru_cache
 from heapq import heappop, heappush
 from typing import TYPE_CHECKING, Final, Literal
 
@@ -201,7 +200,7 @@ def admit(headers: Headers) -> tuple[dict[str, HeaderValue], int, bool]:
     for name, value in copy.items():
         try:
             # Most are ASCII text and small integers, of names seen before: those are not looked at twice.
-            size += _size_of_name(name)
+            size += _names.get(name) or _size_of_name(name)
             if type(value) is str and value.isascii():
                 size += len(value)
             elif type(value) is int and -(2**63) <= value < 2**63:
@@ -220,11 +219,16 @@ def copied(headers: Headers) -> dict[str, HeaderValue]:
     return {name: _copy(value) for name, value in headers.items()}
 
 
-@lru_cache(maxsize=4096)
+_names: dict[str, int] = {}
+"""Bytes of the names that were checked; a sender that invents names must not fill it."""
+
+
 def _size_of_name(name: str) -> int:
-    # Names are few and come with every message: checked once each.
     check(name, None)
-    return len(name.encode())
+    size = len(name.encode())
+    if len(_names) < 4096:
+        _names[name] = size
+    return size
 
 
 def _size(value: HeaderValue) -> int:

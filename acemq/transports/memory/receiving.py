@@ -26,6 +26,11 @@ class Receipt(msgspec.Struct, frozen=True, eq=False):
     message: Stored
     token: int
 
+    def is_good_for(self, link: Link | None) -> bool:
+        """Whether the message is still held under this token, through this link."""
+        holder = self.message.holder
+        return self.message.token == self.token and holder is not None and holder.link is link
+
 
 class Link:
     """One connection of one transport, from dial to loss; knows how to reach the transport's event loop."""

@@ -10,7 +10,6 @@ import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from datetime import datetime, timedelta
 from itertools import count
 from typing import Any, TypeVar
@@ -39,11 +38,11 @@ from acemq.transport import (
     WrongLoop,
 )
 
-from . import frames, ledger
+from . import capabilities, ledger
 from .address import Address
 from .link import Link
 from .publish import Publisher
-from .pull import Puller
+from .pull import Pullers
 from .receive import ConsumeOptions, Subscription
 from .session import ANSWER_LIMIT
 from .topology import BrokerTopology
@@ -51,33 +50,6 @@ from .topology import BrokerTopology
 T = TypeVar("T")
 
 log = logging.getLogger("acemq.rabbitmq")
-
-CAPABILITIES = Capabilities(
-    transport="rabbitmq",
-    durable=True,
-    ordering="fifo",
-    ordered_queues=True,
-    requeue_place="any",
-    unroutable="told",
-    dead_letter_routes=True,
-    expiry=True,
-    priorities=256,
-    hold_limit=timedelta(minutes=30),
-    fenced=True,
-    consumer_priority=True,
-    max_length=True,
-    max_message=frames.MAX_MESSAGE,
-    depth="ready",
-    notes=(
-        "Durable are persistent messages in durable queues.",
-        "Priorities are those of classic queues declared with priorities=.",
-        "Deliveries are counted by quorum queues, from which RabbitMQ 4 drops or dead-letters a message after 20.",
-        "hold_limit is the broker's consumer_timeout, by default.",
-        "Exclusive consumers and streams are not built yet.",
-    ),
-)
-_QUORUM = "What is requeued goes to the tail of a quorum queue, or near its head where a delivery limit is set."
-_SHARED = "One connection for everything: while the broker is short of memory or disk, acknowledgements wait, too."
 
 
 class _Running:
@@ -94,7 +66,7 @@ class _Running:
             self.links[0], clock, look=self.topology.look_at_exchange, check_priority=self.topology.check_priority
         )
         self.subscriptions: set[Subscription] = set()
-        self.pullers: dict[str, Puller] = {}
+        self.pullers = Pullers(self.links[-1], self.topology)
         self.publishing: asyncio.Task[None] | None = None
 
     async def finish(self, work: Coroutine[Any, Any, T]) -> T:
@@ -153,9 +125,7 @@ class RabbitMQ:
     ) -> None:
         self._address, self._name, self._clock, self._reconnect = address, name, clock, reconnect
         self._on_change, self._connections = on_change, connections
-        self._capabilities = CAPABILITIES
-        if connections == 1:
-            self._capabilities = replace(CAPABILITIES, notes=(*CAPABILITIES.notes, _SHARED))
+        self._capabilities = capabilities.SHARED if connections == 1 else capabilities.OWN
         self._running: _Running | None = None
         self._opening: asyncio.Task[None]
         self._closing: asyncio.Task[None] | None = None
@@ -175,13 +145,7 @@ class RabbitMQ:
 
     def capabilities_of(self, kind: Kind, name: str, /) -> Capabilities:
         declared = self._running.topology.known(kind, name) if self._running is not None else None
-        if declared is None or kind == "exchange":
-            return self._capabilities
-        if declared.type == "quorum":
-            notes = (*self._capabilities.notes, _QUORUM)
-            return replace(self._capabilities, counts_deliveries=True, priorities=0, notes=notes)
-        levels = self._running.topology.levels(name) if self._running is not None else None
-        return replace(self._capabilities, requeue_place="head", durable=declared.durable, priorities=levels or 0)
+        return self._capabilities if declared is None else capabilities.of(declared, self._capabilities)
 
     @property
     def state(self) -> TransportState:
@@ -250,153 +214,6 @@ class RabbitMQ:
         except BaseException:
             if self._closing is None:  # else that does what is left to do
                 await running.abandon(opening)
-                self._running = None
-                self._now(Phase.NEW)
-            raise
-
-    async def close(self, grace: float) -> None:
-        deadline = self.loop.time() + grace
-        with suppress(TimeoutError):
-            async with asyncio.timeout_at(deadline):
-                await asyncio.gather(*(subscription.stop() for subscription in self.subscriptions))
-                await self.publisher.idle()
-        await self.hang_up(0.5)
-
-    async def abandon(self, opening: asyncio.Task[None]) -> None:
-        """Nothing is left of an `open` that has failed or been cancelled."""
-        opening.cancel()
-        await asyncio.wait({opening})
-        if not opening.cancelled():
-            opening.exception()
-        await self.hang_up(0)
-
-    async def hang_up(self, within: float) -> None:
-        self.publisher.close()
-        for subscription in list(self.subscriptions):
-            subscription.forget()
-        if self.publishing is not None:
-            self.publishing.cancel()
-            await asyncio.wait({self.publishing})
-        # What is held goes back in place with its connection, behind what was settled.
-        await asyncio.gather(*(link.close(within) for link in self.links))
-
-
-class RabbitMQ:
-    """A `Transport` on RabbitMQ."""
-
-    def __init__(
-        self,
-        address: Address,
-        *,
-        name: str,
-        clock: Clock,
-        reconnect: Backoff,
-        on_change: Callable[[TransportState], None] | None,
-        connections: int,
-    ) -> None:
-        self._address, self._name, self._clock, self._reconnect = address, name, clock, reconnect
-        self._on_change, self._connections = on_change, connections
-        self._capabilities = CAPABILITIES
-        if connections == 1:
-            self._capabilities = replace(CAPABILITIES, notes=(*CAPABILITIES.notes, _SHARED))
-        self._running: _Running | None = None
-        self._opening: asyncio.Task[None]
-        self._closing: asyncio.Task[None] | None = None
-        self._phase = Phase.NEW
-        self._since = clock.now()
-        self._generation = 0
-        self._numbers = count(1)
-
-    def __repr__(self) -> str:
-        return f"<RabbitMQ {self.state.endpoint} {self._phase}>"
-
-    # How it is
-
-    @property
-    def capabilities(self) -> Capabilities:
-        return self._capabilities
-
-    def capabilities_of(self, kind: Kind, name: str, /) -> Capabilities:
-        declared = self._running.topology.known(kind, name) if self._running is not None else None
-        if declared is None or kind == "exchange":
-            return self._capabilities
-        if declared.type == "quorum":
-            notes = (*self._capabilities.notes, _QUORUM)
-            return replace(self._capabilities, counts_deliveries=True, priorities=0, notes=notes)
-        levels = self._running.topology.levels(name) if self._running is not None else None
-        return replace(self._capabilities, requeue_place="head", durable=declared.durable, priorities=levels or 0)
-
-    @property
-    def state(self) -> TransportState:
-        running = self._running
-        links = running.links if running is not None else []
-        failed = max((link for link in links if link.last_error_at), key=_failed_at, default=None)
-        publishing = links[0].session if links else None
-        return TransportState(
-            phase=self._phase,
-            since=self._since,
-            endpoint=links[0].endpoint if links else ",".join(map(self._address.endpoint, self._address.hosts)),
-            blocked=publishing.blocked if publishing is not None else None,
-            last_error=failed.last_error if failed is not None else None,
-            last_error_at=failed.last_error_at if failed is not None else None,
-            terminal=any(link.is_hopeless for link in links),
-            dials=max((link.dials for link in links), default=0),
-            generation=self._generation,
-            outstanding=running.publisher.outstanding if running is not None else 0,
-        )
-
-    def _links_changed(self) -> None:
-        phases = {link.phase for link in self._running.links} if self._running is not None else set[Phase]()
-        if self._phase in (Phase.CONNECTING, Phase.CONNECTED, Phase.RECONNECTING):
-            if phases == {Phase.CONNECTED}:
-                if self._phase is not Phase.CONNECTED:
-                    self._generation += 1
-                self._now(Phase.CONNECTED)
-                return
-            if self._phase is Phase.CONNECTED:
-                self._now(Phase.RECONNECTING)
-                return
-        self._tell()
-
-    def _now(self, phase: Phase) -> None:
-        if phase is not self._phase:
-            self._phase, self._since = phase, self._clock.now()
-        self._tell()
-
-    def _tell(self) -> None:
-        if self._on_change is not None:
-            try:
-                self._on_change(self.state)
-            except Exception:
-                log.exception("a change of state could not be told")
-
-    # Opening and closing
-
-    async def open(self, *, within: timedelta) -> None:
-        limit = check_duration("within", within).total_seconds()
-        if self._phase not in (Phase.NEW, Phase.CLOSED):
-            raise ClosedError(f"{self._name} is open already")
-        self._running = running = _Running(
-            self._address, self._name, self._clock, self._reconnect, self._connections, self._links_changed
-        )
-        self._now(Phase.CONNECTING)
-        self._opening = asyncio.create_task(running.open())
-        try:
-            await asyncio.wait({self._opening}, timeout=limit)
-            if self._opening.done() and not self._opening.cancelled():
-                self._opening.result()
-                return
-            if self._phase is not Phase.CONNECTING:
-                raise ClosedError(f"{self._name} was closed while it was opening")
-            last = next((link.last_error for link in running.links if link.last_error), "no answer")
-            where = ", ".join(map(self._address.endpoint, self._address.hosts))
-            raise NotConnected(f"no broker reached at {where} within {limit:g} s; last: {last}")
-        except BaseException:
-            self._opening.cancel()
-            with suppress(BaseException):
-                await self._opening
-            if self._phase in (Phase.CONNECTING, Phase.CONNECTED, Phase.RECONNECTING):
-                await running.hang_up(0)
                 self._running = None
                 self._now(Phase.NEW)
             raise
@@ -499,10 +316,7 @@ class RabbitMQ:
         if most < 1:
             raise ConfigurationError(f"most={most} must be 1 or more")
         _refuse_lease(lease)
-        puller = running.pullers.get(queue)
-        if puller is None:
-            puller = running.pullers[queue] = Puller(queue, running.links[-1], running.topology)
-        return await puller.pull(most, check_duration("wait", wait, zero=True).total_seconds())
+        return await running.pullers.pull(queue, most, check_duration("wait", wait, zero=True).total_seconds())
 
     async def settle(self, batch: Sequence[Settlement]) -> Sequence[Settled]:
         if self._running is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Sequence
 
 from acemq.transport import AccessDenied, Delivery, NotConnected, QueueMissing, TimedOut, TransportError, Verb
@@ -19,6 +19,8 @@ _FIRST_LOOK, _SLOWEST_LOOK = 0.02, 0.1
 """Seconds between looks into an empty queue, growing from one to the other."""
 _AT_ONCE = 200
 """Messages asked for in one go."""
+_KEPT = 32
+"""Queues whose channel stays open though nothing is held on it."""
 
 
 class _Request:
@@ -38,6 +40,10 @@ class _Pulled(IncomingChannel):
         super().__init__(session, queue, counts=topology.counts_deliveries(queue))
         self._requests: deque[_Request] = deque()
         self._left = 0
+
+    @property
+    def is_idle(self) -> bool:
+        return self.end is not None or not (self._requests or self.ledger.held)
 
     def get(self, count: int) -> _Request:
         request = _Request(count)
@@ -94,15 +100,51 @@ class _Pulled(IncomingChannel):
         self._requests.clear()
 
 
-class Puller:
-    """One queue's channel, opened at the first pull and kept: what was pulled is settled on it."""
+class Pullers:
+    """A channel per pulled queue. It is kept, as what was pulled is settled on it; only idle ones are given up."""
 
+    def __init__(self, link: Link, topology: Topology) -> None:
+        self._link, self._topology = link, topology
+        self._by_queue: OrderedDict[str, _Puller] = OrderedDict()
+
+    async def pull(self, queue: str, most: int, wait: float) -> Sequence[Delivery]:
+        puller = self._by_queue.get(queue)
+        if puller is None:
+            puller = self._by_queue[queue] = _Puller(queue, self._link, self._topology)
+        self._by_queue.move_to_end(queue)
+        if len(self._by_queue) > _KEPT:
+            self._give_up_idle()
+        return await puller.pull(most, wait)
+
+    def _give_up_idle(self) -> None:
+        """Those that were not used for the longest, until few enough are left."""
+        for queue in [queue for queue, puller in self._by_queue.items() if puller.is_idle][
+            : len(self._by_queue) - _KEPT
+        ]:
+            self._link.start(self._by_queue.pop(queue).close())
+
+
+class _Puller:
     def __init__(self, queue: str, link: Link, topology: Topology) -> None:
         self._queue, self._link, self._topology = queue, link, topology
         self._channel: _Pulled | None = None
+        self._first_on: Session | None = None
+        """The link on which the queue was pulled from before; on a later one it may have to be made again."""
+        self._under_way = 0
         self._opening: asyncio.Task[_Pulled] | None = None
 
+    @property
+    def is_idle(self) -> bool:
+        return not self._under_way and (self._channel is None or self._channel.is_idle)
+
     async def pull(self, most: int, wait: float) -> Sequence[Delivery]:
+        self._under_way += 1
+        try:
+            return await self._pull(most, wait)
+        finally:
+            self._under_way -= 1
+
+    async def _pull(self, most: int, wait: float) -> Sequence[Delivery]:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + wait
         pause = _FIRST_LOOK
@@ -112,11 +154,19 @@ class Puller:
             left = deadline - loop.time()
             if got or (left <= 0 and channel.end is None):
                 return got
-            if channel.end is not None and channel.end.code is not None:
-                raise _refusal(self._queue, channel.end)
+            end = channel.end
+            if end is not None and end.code is not None and not await self._restored(channel.session, end):
+                raise _refusal(self._queue, end)
             if left > 0:
                 await asyncio.sleep(min(pause, left))
             pause = min(pause * 1.5, _SLOWEST_LOOK)
+
+    async def _restored(self, session: Session, end: End) -> bool:
+        """A queue missing right after a reconnect, which this transport had made, is made again."""
+        was_on, self._first_on = self._first_on, session
+        if end.code != 404 or was_on is None or was_on is session:
+            return False
+        return await self._topology.restore(session, self._queue, was_missing=False)
 
     async def _take(self, channel: _Pulled, most: int) -> list[Delivery]:
         """What is there now, at most so many: one look, and then as many as the broker says are left."""
@@ -136,6 +186,8 @@ class Puller:
                         f"queue {self._queue!r} gave no answer to a pull within {ANSWER_LIMIT:g} s"
                     ) from None
                 raise
+            if channel.end is None:
+                self._first_on = channel.session
             taken += request.got
             ask = min(request.left, most - len(taken), _AT_ONCE) if request.got else 0
         if channel.end is not None:
@@ -152,7 +204,7 @@ class Puller:
             raise NotConnected(f"no link to pull from {self._queue!r} on: {self._link.last_error}") from None
         if self._opening is None:
             # In a task of its own: a cancelled pull must not take the channel from another that waits for it, too.
-            self._opening = asyncio.create_task(self._open(session))
+            self._opening = self._link.start(self._open(session))
             self._opening.add_done_callback(self._opened)
         return await asyncio.shield(self._opening)
 
@@ -171,8 +223,6 @@ class Puller:
         return channel
 
     async def close(self) -> None:
-        if self._opening is not None:
-            self._opening.cancel()
         if self._channel is not None and self._channel.end is None:
             self._channel.session.lane.flush()
             self._channel.ledger.lose()

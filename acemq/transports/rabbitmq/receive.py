@@ -6,10 +6,11 @@ import asyncio
 import logging
 import random
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Protocol, cast
 
 from aiormq.abc import ArgumentsType, DeliveredMessage
+from msgspec.structs import replace
 
 from acemq.clock import Clock
 from acemq.errors import AcemqError, CapabilityError, ConfigurationError
@@ -38,11 +39,9 @@ from .session import ANSWER_LIMIT, Session, ask, close_channel
 log = logging.getLogger("acemq.rabbitmq")
 
 _SPACED = (1.0, 5.0)
-"""Seconds between registrations that fail, from and to. The first one after a loss is made at once."""
+"""Seconds between two registrations on one link, from and to. So one that has lasted is made again at once."""
 _MISSING = (5.0, 30.0)
 """Likewise while the queue does not exist."""
-_LASTING = 30.0
-"""Seconds after which a registration counts as good, and the next one is made at once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -228,7 +227,7 @@ class Subscription:
         if self.is_paused and not self._is_stopped:
             self.is_paused = False
             self._now(SubscriptionPhase.RECOVERING)
-            self._news.ring()
+            self.nudge()
 
     async def stop(self) -> None:
         if not self._is_stopped:
@@ -330,8 +329,8 @@ class Subscription:
             failures = failures + 1 if session is tried else 0
             self._not_before = self._clock.monotonic() + self._spacing(failures)
             tried = session
-            if consumer is not None:
-                await consumer.close()  # of which only the registration was lost
+            if consumer is not None and consumer.was_cancelled:
+                await consumer.close()
             try:
                 await self._link.finish(self._register_or_restore(session, may_restore=not was_here))
             except AcemqError as error:
@@ -362,7 +361,7 @@ class Subscription:
             log.warning("%r: cannot subscribe: %s; trying again", self.queue, error)
 
     def nudge(self) -> None:
-        """The queue may be there now: try at once."""
+        """There is reason to try at once."""
         self._not_before = 0.0
         self._news.ring()
 

@@ -11,7 +11,7 @@ import ssl
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from contextvars import ContextVar
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast
 from urllib.parse import quote
 
 import aiormq
@@ -118,7 +118,7 @@ class Session:
 
 
 async def dial(address: Address, host: Host, name: str, on_blocked: Callable[[Session], None]) -> Session:
-    """Raises `AccessDenied`, or `NotConnected` whose `retryable` says whether waiting can help; then nothing is left."""
+    """Raises `AccessDenied`, or `NotConnected` whose `retryable` says whether waiting helps; then nothing is left."""
     session: Session | None = None
 
     def control(method: int, data: bytes, at: int) -> None:
@@ -147,7 +147,7 @@ async def dial(address: Address, host: Host, name: str, on_blocked: Callable[[Se
 
 
 async def _connect(connection: Connection, lane: Lane) -> None:
-    connect = cast("Callable[[], Awaitable[bool]]", connection.connect)
+    connect = cast("Any", connection).connect  # typed as who knows what
     connecting = asyncio.ensure_future(ask(connect()))
     try:
         await asyncio.wait({connecting})

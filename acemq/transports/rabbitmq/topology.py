@@ -29,6 +29,7 @@ from acemq.transport import (
     TransportError,
 )
 
+from .capabilities import levels
 from .link import Link
 from .session import ANSWER_LIMIT, Session, ask
 
@@ -68,20 +69,13 @@ class BrokerTopology:
         declared = self.known("queue", queue)
         return None if declared is None else declared.type == "quorum"
 
-    def levels(self, queue: str) -> int | None:
-        """Of priority; `None` when the queue is not one that this transport declared."""
-        declared = self.known("queue", queue)
-        if declared is None:
-            return None
-        highest = declared.arguments.get("x-max-priority")
-        return highest + 1 if isinstance(highest, int) else 0
-
     def check_priority(self, message: Outgoing) -> None:
-        levels = None if message.exchange else self.levels(message.routing_key)
-        if levels is not None and message.priority is not None and message.priority >= levels:
+        """Refuse a level that the queue does not have, as far as the queue is one that was declared here."""
+        declared = None if message.exchange else self.known("queue", message.routing_key)
+        if declared is not None and message.priority is not None and message.priority >= levels(declared):
             raise CapabilityError(
                 "rabbitmq",
-                f"more than {levels} priority levels on queue {message.routing_key!r}",
+                f"more than {levels(declared)} priority levels on queue {message.routing_key!r}",
                 f"priority={message.priority}",
                 "Declare it with priorities=",
             )
@@ -320,18 +314,18 @@ def _drift(declared: Declaration, text: str) -> Finding:
         kind=declared.kind,
         name=declared.name,
         argument=said["argument"],
-        wanted=_value(said["wanted"]),
-        found=_value(said["found"]),
+        wanted=_value(said["wanted"], said["argument"]),
+        found=_value(said["found"], said["argument"]),
     )
 
 
-def _value(text: str) -> object:
+def _value(text: str, argument: str) -> object:
     """From the broker's words: `none`, `'true'`, `the value '1000' of type 'signedint'`."""
     found = _VALUE.match(text)
     if found is None:
         return text
     if found["none"]:
-        return None
+        return "classic" if argument == "x-queue-type" else None
     value = found["word"] if found["word"] is not None else found["value"]
     if value in ("true", "false"):
         return value == "true"

@@ -1,10 +1,10 @@
 from __future__ import annotations
 
-from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from acemq.clock import MovableClock
 from acemq.errors import CapabilityError, ConfigurationError, DriftError

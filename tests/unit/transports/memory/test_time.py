@@ -273,3 +273,13 @@ async def test_what_was_settled_in_time_leaves_nothing_behind_in_the_agenda(leas
         await leased.send(*(b"%d" % n for n in range(100)))
         await leased.accept(*await leased.take(most=100))
     assert len(leased.broker._agenda._entries) < 2500
+
+
+async def test_a_lease_may_be_shortened_and_renewed_to_the_same_instant_again(leased: Client) -> None:
+    await leased.send(b"x")
+    held = await leased.take()
+    for lease in (SECOND, MINUTE, SECOND, MINUTE, SECOND):
+        (renewal,) = await leased.port.renew(held, lease)
+        assert renewal.outcome == "renewed"
+    await leased.advance(SECOND)
+    assert await leased.depth() == (1, 0, 0)

@@ -1,0 +1,1 @@
+"""One program per candidate: it takes a `Task` as its only argument and prints one line, its `Figures` as JSON."""

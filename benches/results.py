@@ -1,0 +1,133 @@
+"""What is written down of a suite: `results/{suite}.json`, and the summary that is printed."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from statistics import median
+
+import msgspec
+
+from benches.rounds import Run
+from benches.running import cpu_count
+from benches.targets import Target, Verdict, judge
+
+PACKAGES = ("acemq", "aio-pika", "aiormq", "faststream", "msgspec", "opentelemetry-api", "pamqp", "pydantic")
+"""Whose versions matter."""
+
+ENOUGH = 5
+"""Rounds that a verdict needs."""
+
+
+class Spread(msgspec.Struct, frozen=True):
+    median: float
+    lowest: float
+    highest: float
+
+
+class Machine(msgspec.Struct, frozen=True, kw_only=True):
+    """No name of it and no path: the file is published."""
+
+    cpus: int
+    system: str
+    python: str
+    packages: dict[str, str]
+    broker: str | None = None
+
+
+class Results(msgspec.Struct, frozen=True, kw_only=True):
+    suite: str
+    date: str
+    quick: bool
+    rounds: int
+    machine: Machine
+    verdicts: list[Verdict]
+    measures: dict[str, dict[str, dict[str, Spread]]]
+    """By measure, candidate and figure."""
+    runs: list[Run]
+
+
+def conclude(
+    suite: str, targets: Sequence[Target], runs: Sequence[Run], *, rounds: int, quick: bool, broker: str | None = None
+) -> Results:
+    return Results(
+        suite=suite,
+        date=datetime.now(UTC).date().isoformat(),
+        quick=quick,
+        rounds=rounds,
+        machine=Machine(
+            cpus=cpu_count(),
+            system=f"{platform.system()} {platform.machine()}",
+            python=f"{platform.python_implementation()} {platform.python_version()}",
+            packages=dict(_versions()),
+            broker=broker,
+        ),
+        verdicts=[judge(target, runs) for target in targets],
+        measures=_spreads(runs),
+        runs=list(runs),
+    )
+
+
+def _versions() -> Iterator[tuple[str, str]]:
+    for package in PACKAGES:
+        try:
+            yield package, version(package)
+        except PackageNotFoundError:
+            continue
+
+
+def _spreads(runs: Sequence[Run]) -> dict[str, dict[str, dict[str, Spread]]]:
+    values: dict[str, dict[str, dict[str, list[float]]]] = {}
+    for run in runs:
+        for figure, value in run.figures.items():
+            of_candidate = values.setdefault(run.measure, {}).setdefault(run.candidate, {})
+            of_candidate.setdefault(figure, []).append(value)
+    return {
+        measure: {
+            candidate: {figure: Spread(median(each), min(each), max(each)) for figure, each in figures.items()}
+            for candidate, figures in candidates.items()
+        }
+        for measure, candidates in values.items()
+    }
+
+
+def write(results: Results, folder: Path) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{results.suite}.json"
+    path.write_bytes(msgspec.json.format(msgspec.json.encode(results), indent=2) + b"\n")
+    return path
+
+
+def read(path: Path) -> Results:
+    return msgspec.json.decode(path.read_bytes(), type=Results)
+
+
+def summary(results: Results) -> str:
+    """A line per target: what was promised, what was measured, and whether it holds."""
+    lines = [f"{'':52} {'target':>8} {'median':>8}  {'min–max':17}"]
+    for verdict in results.verdicts:
+        span = f"{shown(verdict.lowest)}–{shown(verdict.highest)}"
+        lines.append(
+            f"{verdict.target.name:52} {verdict.target.wanted:>8} {shown(verdict.median):>8}  {span:17} {word(verdict)}"
+        )
+    if results.rounds < ENOUGH:
+        lines.append(f"{results.rounds} rounds only: a verdict needs {ENOUGH}")
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def word(verdict: Verdict) -> str:
+    if verdict.met is None:
+        return ""
+    if verdict.median is None:
+        return "NOT MEASURED"
+    return "met" if verdict.met else "NOT MET"
+
+
+def shown(value: float | None) -> str:
+    """Three figures that count, and none before the point cut off."""
+    if value is None:
+        return "–"
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"

@@ -1,0 +1,353 @@
+"""The parts of the documentation that are made from the code.
+
+A page asks for one by a line of its own, such as `<!-- made: outcomes -->`. mkdocs calls `on_page_markdown`; the tests
+call `fill`.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import json
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import acemq
+from acemq import connection, consuming, errors, publishing, telemetry
+from acemq.opening import transport_for
+from acemq.settling import TABLE
+from acemq.transport import FOREVER, Capabilities
+
+ROOT = Path(__file__).parent.parent
+RESULTS = ROOT / "benches" / "results"
+
+MARK = re.compile(r"^<!-- made: ([a-z-]+) -->$", re.MULTILINE)
+
+
+def on_page_markdown(markdown: str, **_: object) -> str:
+    return fill(markdown)
+
+
+def fill(markdown: str) -> str:
+    """The page with every mark replaced by what it asks for. `KeyError`: nobody makes that."""
+    return MARK.sub(lambda mark: MADE[mark[1]](), markdown)
+
+
+# What becomes of a message
+
+
+def outcomes() -> str:
+    rows = [
+        (
+            row.when,
+            {"none": "–", "own queue": "the queue itself"}.get(row.copy, f"`{{queue}}{row.copy}`"),
+            row.attempt,
+            row.original,
+            f"`{row.counted}`" + (f", `{row.also}`" if row.also else ""),
+            f"`{row.text}`" if row.text else "–",
+        )
+        for row in TABLE.values()
+    ]
+    return table(("what happened", "copy to", "attempt on it", "original", "counted as", "text on the copy"), rows)
+
+
+# Errors
+
+
+def error_tree() -> str:
+    """One row an error, children below their parent and set in by one mark more."""
+    names, facts = errors.__all__, _facts()
+
+    def walk(kind: type[Exception], depth: int) -> Iterator[tuple[str, str, str]]:
+        said = paragraph_of(kind.__dict__["__doc__"])
+        yield ("·\u2002" * depth + f"`{kind.__name__}`", said, facts.get(kind.__name__, "–"))
+        for child in sorted(kind.__subclasses__(), key=_place):
+            if child.__name__ in names and child.__bases__[0] is kind:
+                yield from walk(child, depth + 1)
+
+    return table(("error", "means", "facts"), walk(errors.AcemqError, 0))
+
+
+def _place(kind: type[Exception]) -> int:
+    """Where it stands in the drawing at the head of errors.py."""
+    assert errors.__doc__ is not None
+    found = re.search(rf"── {kind.__name__}\b", errors.__doc__)
+    return found.start() if found else len(errors.__doc__)
+
+
+def _facts() -> dict[str, str]:
+    """The attributes of each error, as the drawing at the head of errors.py names them."""
+    assert errors.__doc__ is not None
+    lines = re.findall(r"── (\w+)(.*)", errors.__doc__)
+    return {name: ", ".join(f"`{fact}`" for fact in found) for name, rest in lines if (found := _NAMED.findall(rest))}
+
+
+_NAMED = re.compile(r"(?<=\s)\.(\w+)")
+
+
+# What a transport can do
+
+
+def capabilities() -> str:
+    memory = transport_for("memory://").capabilities
+    rabbitmq = transport_for("amqp://localhost").capabilities
+    rows = [(what, *(shown(value(can)) for can in (memory, rabbitmq))) for what, value in _CAPABILITIES.items()]
+    told = "\n".join(f"- {note}" for note in rabbitmq.notes)
+    return f"{table(('', '`memory://`', '`amqp://`'), rows)}\n\nOf RabbitMQ, in its own words:\n\n{told}"
+
+
+_CAPABILITIES: dict[str, Callable[[Capabilities], object]] = {
+    "messages survive a restart of the broker": lambda can: can.durable,
+    "delivery": lambda can: can.delivery.replace("_", " "),
+    "order of one publisher into one queue": lambda can: can.ordering,
+    "an unroutable message is": lambda can: can.unroutable,
+    "delayed publish (`delay=`)": lambda can: can.publish_delay,
+    "delayed retry without a copy": lambda can: can.requeue_delay if can.requeue_rewrites else None,
+    "rung queues for long retry waits": lambda can: can.dead_letter_routes,
+    "expiry of one message (`expires_in=`)": lambda can: can.expiry,
+    "priority levels a queue may have": lambda can: can.priorities or None,
+    "consumer priority": lambda can: can.consumer_priority,
+    "`max_length` of a queue": lambda can: can.max_length,
+    "longest time a delivery may be held": lambda can: can.hold_limit or FOREVER,
+    "largest message": lambda can: can.max_message,
+    "`depth()` is": lambda can: can.depth,
+}
+
+
+def shown(value: object) -> str:
+    match value:
+        case None | False:
+            return "no"
+        case True:
+            return "yes"
+        case timedelta():
+            return "no limit" if value == FOREVER else _time(value)
+        case int() if value >= 1 << 20:
+            return f"{value >> 20} MiB"
+        case _:
+            return str(value)
+
+
+def _time(length: timedelta) -> str:
+    seconds = round(length.total_seconds())
+    for unit, size in (("h", 3600), ("min", 60)):
+        if seconds % size == 0:
+            return f"{seconds // size} {unit}"
+    return f"{seconds} s"
+
+
+# Options, of which the classes say everything once
+
+
+def connect_options() -> str:
+    return options_of(connection.ConnectOptions)
+
+
+def publish_options() -> str:
+    return options_of(publishing.PublishOptions)
+
+
+def consume_options() -> str:
+    return options_of(consuming.ConsumeOptions)
+
+
+def options_of(group: type[Any]) -> str:
+    """Each field of a TypedDict with its type and the text below it."""
+    body = ast.parse(inspect.getsource(group)).body[0]
+    assert isinstance(body, ast.ClassDef)
+    rows: list[tuple[str, str, str]] = []
+    for statement, following in zip(body.body, [*body.body[1:], None], strict=True):
+        if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
+            kind = ast.unparse(statement.annotation)
+            rows.append((f"`{statement.target.id}`", f"`{kind}`", text_of(following) or ""))
+    return table(("option", "type", "default and meaning"), rows)
+
+
+def text_of(statement: ast.stmt | None) -> str | None:
+    if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant):
+        return paragraph_of(str(statement.value.value))
+    return None
+
+
+# What it tells of itself. The names are the code's; a name without a sentence here ends the build.
+
+
+def diagnostics() -> str:
+    return table(("name", "level", "says that"), ((f"`{name}`", *DIAGNOSTICS[name]) for name in diagnostic_names()))
+
+
+def diagnostic_names() -> list[str]:
+    return [
+        value
+        for name, value in vars(telemetry).items()
+        if name.isupper() and isinstance(value, str) and value.startswith("acemq.")
+    ]
+
+
+DIAGNOSTICS = {
+    telemetry.MOVE_FAILED: ("error", "a copy did not land; the original stays where it was"),
+    telemetry.DEAD_LETTERED: ("warning", "a message went to its dead letters, and why"),
+    telemetry.PARKED: ("warning", "a message was parked, and why"),
+    telemetry.RUNG_MISSING: ("warning", "there is no queue for a long wait, which is spent in the consumer instead"),
+    telemetry.CONNECTION_LOST: ("warning", "the link is gone; it is dialled again"),
+    telemetry.CONNECTION_RECOVERED: ("info", "the link is back"),
+    telemetry.CONSUMER_LOST: ("warning", "the broker has ended a subscription, or refuses it; it is tried again"),
+    telemetry.SETTLE_STALE: ("warning", "a message was settled too late: the broker had taken it back already"),
+    telemetry.HANDLER_STUCK: ("error", "a handler still runs at twice its time limit, and keeps its place"),
+    telemetry.LISTENER_FAILED: ("warning", "a `when_settled` listener raised; the message is settled all the same"),
+    telemetry.REPLAY_STOPPED: ("info", "a replay has ended, why, and after how many"),
+}
+
+
+def metrics() -> str:
+    made = re.findall(r"meter\.create_(\w+)\(\"([\w.]+)\"(?:, \"(\w+)\")?\)", inspect.getsource(telemetry.Telemetry))
+    rows = (
+        (f"`{name}`", f"{kind.replace('_', '-')}{f', {unit}' if unit else ''}", METRICS[name])
+        for kind, name, unit in made
+    )
+    return table(("metric", "kind", "counts"), rows)
+
+
+METRICS = {
+    "acemq.publish.duration": "from the call to the confirm",
+    "acemq.publish.total": "publishes, by outcome",
+    "acemq.consume.duration": "how long handlers took",
+    "acemq.consume.total": "handled messages, by outcome",
+    "acemq.consume.attempts": "the attempt at which messages were handled",
+    "acemq.consume.in.flight": "handlers that run",
+    "acemq.messages.retried.total": "retries",
+    "acemq.messages.dead.lettered.total": "messages dead-lettered or parked; what a handler rejected is not among them",
+    "acemq.messages.set.aside.failed": "copies that did not land",
+    "acemq.retry.rung.missing": "waits that found no rung",
+    "acemq.pipeline.run.duration": "the age of a message when its run through a pipeline ended",
+    "acemq.pipeline.run.total": "runs that ended, by outcome",
+    "acemq.replay.total": "messages replayed, put back, failed",
+}
+
+
+# Every public name
+
+
+def names() -> str:
+    return table(("name", "what it is"), ((f"`{name}`", described(name)) for name in acemq.__all__))
+
+
+ALIASES = {
+    "Handler": "Type alias: what `consume()` calls, a function from `Message[T]` to `Ack` or `None`, `async` or not.",
+    "HeaderValue": "Type alias: what a header may hold.",
+    "Payload": "Type alias: a payload class, or what `one_of()` made of several.",
+}
+
+
+def described(name: str) -> str:
+    """Its first sentence, and nothing for a name that says nothing of itself."""
+    return ALIASES.get(name) or first_sentence(getattr(acemq, name))
+
+
+def first_sentence(thing: Any) -> str:
+    text = thing.__dict__.get("__doc__") if isinstance(thing, type) else thing.__doc__
+    # A dataclass without a docstring is given its signature by Python.
+    if not text or text.startswith(f"{thing.__name__}("):
+        return ""
+    first, *more = re.split(r"(?<=[.!?])\s+(?=[A-Z`])", paragraph_of(text))
+    return f"{first} {more[0]}" if len(first) < SHORT and more else first
+
+
+SHORT = 40
+"""Characters; a sentence as short as "Nothing was written." is given the one after it."""
+
+
+def paragraph_of(text: str) -> str:
+    """The first one, on one line, without references to the contract, which readers of the pages do not have."""
+    paragraph = " ".join(inspect.cleandoc(text).split("\n\n")[0].split())
+    return re.sub(r" \(CONTRACT\.md[^)]*\)", "", paragraph)
+
+
+# Benchmarks
+
+
+def benchmarks() -> str:
+    found = sorted(RESULTS.glob("*.json")) if RESULTS.is_dir() else []
+    if not found:
+        return "There are no results in `benches/results` yet. `make bench` measures and writes them."
+    return "\n\n".join(results(json.loads(path.read_text())) for path in found)
+
+
+def results(suite: dict[str, Any]) -> str:
+    """One file of `benches/results`: where it ran, what was promised, what was measured."""
+    machine = suite["machine"]
+    packages = ", ".join(f"{name} {version}" for name, version in machine["packages"].items())
+    broker = f", {machine['broker']}" if machine["broker"] else ""
+    parts = [
+        f"## {suite['suite']}",
+        f"{suite['date']}, {suite['rounds']} rounds, {machine['cpus']} processors, {machine['system']}, "
+        f"{machine['python']}{broker}. {packages}.",
+        table(("target", "wanted", "median", "lowest – highest", "kept"), map(_verdict, suite["verdicts"])),
+    ]
+    for measure, candidates in suite["measures"].items():
+        figures: list[str] = list(dict.fromkeys(figure for candidate in candidates.values() for figure in candidate))
+        rows = (
+            (name, *(_middle(candidate.get(figure)) for figure in figures)) for name, candidate in candidates.items()
+        )
+        parts += [
+            f"### {measure[0].upper()}{measure[1:]}",
+            table(("", *(FIGURES.get(figure, figure) for figure in figures)), rows),
+        ]
+    return "\n\n".join(parts)
+
+
+FIGURES = {
+    "rate": "messages a second",
+    "cpu_per_10k": "processor seconds for 10,000",
+    "rss_mb": "memory at its highest, MB",
+    "grown_mb": "memory grown by, MB",
+    "ms": "ms",
+    "cpu_ms": "processor ms",
+}
+
+
+def _verdict(verdict: Any) -> tuple[str, ...]:
+    target = verdict["target"]
+    least, most = target["at_least"], target["at_most"]
+    wanted = f"≥ {least:g}" if least is not None else f"≤ {most:g}" if most is not None else "–"
+    kept = {True: "yes", False: "**no**", None: "–"}[verdict["met"]]
+    return target["name"], wanted, number(verdict["median"]), _span(verdict), kept
+
+
+def _span(found: Any) -> str:
+    return f"{number(found['lowest'])} – {number(found['highest'])}"
+
+
+def _middle(found: Any) -> str:
+    return "–" if found is None else number(found["median"])
+
+
+def number(value: float | None) -> str:
+    if value is None:
+        return "–"
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
+
+
+# Markdown
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
+
+
+MADE: dict[str, Callable[[], str]] = {
+    "outcomes": outcomes,
+    "errors": error_tree,
+    "capabilities": capabilities,
+    "connect-options": connect_options,
+    "publish-options": publish_options,
+    "consume-options": consume_options,
+    "diagnostics": diagnostics,
+    "metrics": metrics,
+    "names": names,
+    "benchmarks": benchmarks,
+}

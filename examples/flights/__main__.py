@@ -1,0 +1,139 @@
+"""1,785 departures from New York go through a pipeline. 52 of them fail, and come back after the repair.
+
+    make demo                                  no server: the broker is in memory
+    ACEMQ_URL=amqp://localhost make demo       the very same on RabbitMQ
+
+Read on from `demo()`. `flights.py` has the three steps, `account.py` the sums, `report.py` shows them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import os
+import sys
+import time
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import asynccontextmanager
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import acemq
+from acemq import AceMQ, AcemqError, Pipeline, RetryPolicy, RunningPipeline
+from examples.flights import report, tables
+from examples.flights.account import Sums, dead_letters_of, take_stock
+from examples.flights.flights import Desk, Row, UnknownAirport
+
+FIRST = Sums(recorded=1_721, ended_early=12, dead=52)
+AFTER_REPLAY = Sums(recorded=1_773, ended_early=12, dead=0)
+
+WINDOW = 100
+"""Departures that are sent at once."""
+
+
+async def demo(url: str, data: Path, limit: timedelta) -> None:
+    """Raises `WrongSums` at the first stage that does not end as it should."""
+    rows = [Row(**line) for line in tables.read(data / "flights-2013-01.csv")]
+    airports = tables.read_airports(data / "airports.csv")
+    desk = Desk(airports)
+
+    async with acemq.connect(url, name="flights-demo") as mq:
+        # What cannot be parsed, or is not in the table, would fail again: that goes to the dead letters at once.
+        flights = (
+            mq.pipeline("flights", Row)
+            .step("parse", desk.parse, retry=RetryPolicy.none())
+            .step("enrich", desk.enrich, retry=RetryPolicy.fixed(3, timedelta(seconds=1)).except_for(UnknownAirport))
+            .step("record", desk.record)
+        )
+        removed = await remove_queues(mq, flights)
+        report.say(f"Connected to {mq.state.endpoint}. Queues of an earlier run, now removed: {removed}.")
+
+        async with flights.start() as running:
+            with report.progress("departures", len(rows)) as show:
+                async with at_most(limit):
+                    await send(running, rows, show)
+                    await until_ended(running, len(rows), show)
+            first = await take_stock(mq, running, desk, rows)
+            report.check("1. All departures sent", first, FIRST)
+            report.show_dead_letters(first.dead_letters)
+
+            airports |= tables.read_airports(data / "missing-airports.csv")
+            before = ended(running)
+            with report.progress("replayed", len(first.dead_letters)) as show:
+                async with at_most(limit):
+                    replayed = await mq.replay(dead_letters_of(running, "enrich")).run()
+                    await until_ended(running, replayed.replayed, show, since=before)
+
+        # The pipeline is drained: what it had not accepted would be back in its queue, and be found there.
+        last = await take_stock(mq, running, desk, rows)
+        report.check("2. Airports added, dead letters replayed", last, AFTER_REPLAY)
+        report.show_arrivals(desk.arrivals.values(), tables.read_airlines(data / "airlines.csv"))
+
+
+async def remove_queues(mq: AceMQ, pipeline: Pipeline[Any, Any]) -> int:
+    """Of an earlier run: what lies in them would be counted in this one."""
+    names = [queue.name + kind for queue in pipeline.topology().queues for kind in ("", ".dlq", ".parked")]
+    return sum([await mq.delete(name) for name in names])
+
+
+async def send(running: RunningPipeline[Row, Any], rows: Sequence[Row], show: Callable[[int], None]) -> None:
+    """Return once the broker has all of them; the steps are at work meanwhile."""
+    for start in range(0, len(rows), WINDOW):
+        await asyncio.gather(*map(running.send, rows[start : start + WINDOW]))
+        show(ended(running))
+
+
+async def until_ended(
+    running: RunningPipeline[Any, Any], runs: int, show: Callable[[int], None], *, since: int = 0
+) -> None:
+    while (done := ended(running) - since) < runs:
+        show(done)
+        await asyncio.sleep(0.02)
+    show(done)
+
+
+def ended(running: RunningPipeline[Any, Any]) -> int:
+    """How often a run has ended, whichever way. One that failed and was replayed has ended twice."""
+    counters = running.counters
+    return counters.completed + counters.ended_early + counters.failed
+
+
+@asynccontextmanager
+async def at_most(limit: timedelta) -> AsyncGenerator[None, None]:
+    """End the block at its limit. What is missing then, the check after it says."""
+    try:
+        async with asyncio.timeout(limit.total_seconds()):
+            yield
+    except TimeoutError:
+        report.say(f"Not done after {limit.total_seconds():g} s.")
+
+
+def main() -> int:
+    """The exit code: 1 when a sum is wrong or the broker fails."""
+    parser = argparse.ArgumentParser(prog="python -m examples.flights", description="Environment: ACEMQ_URL.")
+    parser.add_argument("--data", type=Path, default=Path(__file__).with_name("data"), help="folder of the CSV files")
+    parser.add_argument("--limit", type=float, default=60, help="seconds that a stage may take (60)")
+    options = parser.parse_args()
+    # The dead letters belong to the story, which tells them in one table; each is a warning otherwise.
+    logging.getLogger("acemq").setLevel(logging.ERROR)
+    began = time.monotonic()
+    try:
+        url = os.environ.get("ACEMQ_URL") or "memory://"
+        asyncio.run(demo(url, options.data, timedelta(seconds=options.limit)))
+    except report.WrongSums as wrong:
+        print(f"Wrong:\n{wrong}", file=sys.stderr)
+        return 1
+    except (AcemqError, OSError) as error:
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("Stopped.", file=sys.stderr)
+        return 130
+    report.say(f"Nothing lost, nothing twice, in {time.monotonic() - began:.1f} s.")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

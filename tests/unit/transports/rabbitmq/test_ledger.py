@@ -1,0 +1,74 @@
+"""Acknowledgements put together: nothing unsettled is ever covered, nothing settled is forgotten."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pamqp.frame
+from hypothesis import given
+from hypothesis import strategies as st
+from pamqp import commands
+
+from acemq.transports.rabbitmq.ledger import settlement_frames
+
+
+def read(raw: list[bytes]) -> list[Any]:
+    return [pamqp.frame.unmarshal(frame)[2] for frame in raw]
+
+
+class Broker:
+    """What RabbitMQ does with acknowledgements of one channel, to the letter: an unknown tag closes the channel."""
+
+    def __init__(self, count: int) -> None:
+        self.unacked = list(range(1, count + 1))
+        self.accepted: list[int] = []
+        self.requeued: list[int] = []
+
+    def take(self, frame: Any) -> None:
+        assert frame.delivery_tag in self.unacked, f"unknown delivery tag {frame.delivery_tag}"
+        if frame.multiple:
+            done = [tag for tag in self.unacked if tag <= frame.delivery_tag]
+        else:
+            done = [frame.delivery_tag]
+        self.unacked = [tag for tag in self.unacked if tag not in done]
+        (self.accepted if isinstance(frame, commands.Basic.Ack) else self.requeued).extend(done)
+
+
+def test_a_run_from_the_lowest_becomes_one_frame() -> None:
+    (ack,) = read(settlement_frames(1, [1, 2, 3], [], 4))
+    assert (ack.delivery_tag, ack.multiple) == (3, True)
+
+
+def test_what_lies_beyond_a_gap_goes_by_itself() -> None:
+    first, second, third = read(settlement_frames(1, [1, 2, 4, 6], [], 3))
+    assert [(ack.delivery_tag, ack.multiple) for ack in (first, second, third)] == [(2, True), (4, False), (6, False)]
+
+
+def test_one_alone_is_not_a_multiple() -> None:
+    (ack,) = read(settlement_frames(1, [5], [], None))
+    assert (ack.delivery_tag, ack.multiple) == (5, False)
+
+
+def test_requeues_go_before_a_multiple_that_would_accept_them() -> None:
+    nack, ack = read(settlement_frames(1, [1, 3], [2], None))
+    assert isinstance(nack, commands.Basic.Nack)
+    assert (nack.delivery_tag, ack.delivery_tag, ack.multiple) == (2, 3, True)
+
+
+@given(st.integers(1, 40), st.data())
+def test_whatever_the_order_the_broker_ends_up_with_what_was_said(count: int, data: st.DataObject) -> None:
+    broker = Broker(count)
+    held = dict.fromkeys(range(1, count + 1))
+    order = data.draw(st.permutations(range(1, count + 1)))
+    requeued = set(data.draw(st.lists(st.integers(1, count), max_size=count)))
+    while order:
+        turn = order[: data.draw(st.integers(1, count))]
+        order = order[len(turn) :]
+        for tag in turn:
+            del held[tag]
+        accepted, again = [tag for tag in turn if tag not in requeued], [tag for tag in turn if tag in requeued]
+        for frame in read(settlement_frames(1, accepted, again, next(iter(held), None))):
+            broker.take(frame)
+        assert broker.unacked == list(held)
+    assert sorted(broker.requeued) == sorted(requeued & set(range(1, count + 1)))
+    assert sorted(broker.accepted + broker.requeued) == list(range(1, count + 1))
