@@ -40,6 +40,9 @@ FAILED_WITH = "x-acemq-failed-with"
 FAILED_BY = "x-acemq-failed-by"
 FORENSICS = (FAILED_QUEUE, FAILED_AT, FAILED_AS, FAILED_WITH, FAILED_BY)
 
+DELIVERY_COUNT = "x-delivery-count"
+"""A quorum queue's own count of deliveries. On a copy it would count against a queue that never delivered it."""
+
 ROUTING_SLIP = "acemq-routing-slip"
 REPLY_TO = "acemq-reply-to"
 REPLY_ERROR = "acemq-error"

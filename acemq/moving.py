@@ -40,7 +40,10 @@ IN_CONSUMER_LIMIT = timedelta(minutes=15)
 def copy_of(
     delivery: Delivery, envelope: Envelope, decision: Decision, *, origin: str, now_ms: int, queue: str | None = None
 ) -> Outgoing:
-    """The copy that a decision makes. Every header that arrived is kept, unknown reserved ones included."""
+    """The copy that a decision makes. Every header that arrived is kept, unknown reserved ones included.
+
+    Left out is what the broker counts by itself.
+    """
     own = decision.row.copy == "own queue"
     wire: dict[str, HeaderValue] = {name: value for name, value in delivery.headers.items() if name not in _REWRITTEN}
     attempt = envelope.attempt + 1 if decision.row.attempt == "+1" else envelope.attempt
@@ -77,6 +80,7 @@ _REWRITTEN = frozenset(
         *(h.ID, h.TYPE, h.VERSION, h.CORRELATION, h.CAUSATION, h.ATTEMPT, h.FIRST_SEEN, h.ORIGIN, h.ERROR, h.CLAIM),
         *(h.ROUTE, h.ROUTE_POSITION, h.ROUTE_ID),
         *h.FORENSICS,
+        h.DELIVERY_COUNT,
     }
 )
 

@@ -267,4 +267,4 @@ def stamped(headers: Headers, *, source: str, now: datetime, keep_attempts: bool
     return out
 
 
-_TAKEN_OFF = frozenset({h.ERROR, h.EXPIRES_AT, *h.FORENSICS, *h.LEGACY_REPLAY})
+_TAKEN_OFF = frozenset({h.ERROR, h.EXPIRES_AT, h.DELIVERY_COUNT, *h.FORENSICS, *h.LEGACY_REPLAY})

@@ -8,8 +8,9 @@ An error of this file never quotes what may hold a part of the password.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
 from urllib.parse import unquote
+
+import msgspec
 
 from acemq.errors import ConfigurationError
 
@@ -25,8 +26,7 @@ _NO_ESCAPE = re.compile(r"%(?![0-9A-Fa-f]{2})")
 _FORM = "amqp://user:password@host:5672/vhost"
 
 
-@dataclass(frozen=True, slots=True)
-class Host:
+class Host(msgspec.Struct, frozen=True):
     name: str
     port: int
 
@@ -34,14 +34,16 @@ class Host:
         return f"[{self.name}]:{self.port}" if ":" in self.name else f"{self.name}:{self.port}"
 
 
-@dataclass(frozen=True, slots=True)
-class Address:
+class Address(msgspec.Struct, frozen=True, kw_only=True):
     hosts: tuple[Host, ...]
     vhost: str
-    user: str = field(repr=False)
-    password: str = field(repr=False)
+    user: str
+    password: str
     tls: bool
     heartbeat: int
+
+    def __repr__(self) -> str:
+        return f"<Address {', '.join(map(self.endpoint, self.hosts))}>"
 
     def endpoint(self, host: Host) -> str:
         """To show: no user, no secret."""

@@ -12,8 +12,9 @@ import asyncio
 import logging
 from asyncio import StreamReader, StreamReaderProtocol, StreamWriter, Transport
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Protocol, cast
+
+import msgspec
 
 from acemq.transport import LostBy
 
@@ -30,8 +31,7 @@ _HIGH, _LOW = 1024 * 1024, 256 * 1024
 _SHORTEST_FRAME = 8
 
 
-@dataclass(frozen=True, slots=True)
-class End:
+class End(msgspec.Struct, frozen=True):
     """Why a channel or a link is no more."""
 
     by: LostBy

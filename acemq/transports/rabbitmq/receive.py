@@ -6,9 +6,9 @@ import asyncio
 import logging
 import random
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any, Protocol, cast
 
+import msgspec
 from aiormq.abc import ArgumentsType, DeliveredMessage
 from msgspec.structs import replace
 
@@ -44,14 +44,13 @@ _MISSING = (5.0, 30.0)
 """Likewise while the queue does not exist."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ConsumeOptions:
+class ConsumeOptions(msgspec.Struct, frozen=True, kw_only=True):
     """What `options` of `subscribe` may hold."""
 
     name: str | None = None
     """The consumer tag, the same after a recovery."""
     priority: int | None = None
-    arguments: Mapping[str, HeaderValue] = field(default_factory=dict[str, HeaderValue])
+    arguments: Mapping[str, HeaderValue] = msgspec.field(default_factory=dict[str, HeaderValue])
 
     @staticmethod
     def read(given: Mapping[str, object]) -> ConsumeOptions:

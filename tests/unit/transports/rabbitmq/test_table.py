@@ -20,7 +20,7 @@ from acemq.transport import BadHeader
 from acemq.transports.rabbitmq.table import NO_HEADERS, Table, decode, encode
 
 integers = st.integers(-(2**63), 2**63 - 1)
-texts = st.text(st.characters(exclude_categories=("Cs",)), max_size=40)
+texts = st.text(st.characters(codec="utf-8"), max_size=40)
 names = texts.filter(lambda name: 1 <= len(name.encode()) <= 128)
 moments = st.integers(0, 4_291_747_199).map(lambda at: datetime.fromtimestamp(at, UTC))
 scalars = st.none() | st.booleans() | integers | st.floats(allow_nan=False) | texts | st.binary(max_size=40) | moments
@@ -176,7 +176,7 @@ def test_asking_for_what_is_absent_takes_nothing_apart() -> None:
     table = Table(b"\x04name" + b"?")  # broken behind the name
     assert "other" not in table
     assert table.get("other", 1) == 1
-    assert 5 not in table  # type: ignore[comparison-overlap]
+    assert cast("Any", 5) not in table
     assert len(NO_HEADERS) == 0
 
 
