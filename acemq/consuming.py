@@ -56,7 +56,10 @@ class ConsumeOptions(TypedDict, total=False):
     handler_timeout: timedelta
     """None; then the handler is cancelled and the failure is `HandlerTimeoutError`."""
     max_deliveries: int | None
-    """15; `None`: no limit. Counts what the broker counts: quorum queues do, classic ones do not."""
+    """15; `None`: no limit. A message that kills its process more often than that goes to the dead letters.
+
+    Counts what the broker counts: quorum queues do, classic ones do not.
+    """
     expired: Literal["dead_letter", "drop"]
     """dead_letter; what becomes of a message that expired before it was handled."""
     set_aside: str
@@ -152,9 +155,13 @@ class Consumer:
         self._idle: deque[asyncio.Future[None]] = deque()
         self._workers: list[asyncio.Task[None]] = []
         self._running: dict[asyncio.Task[Any], Delivery] = {}
+        self._alone = False
+        self._foremost: Delivery | None = None
+        """The first delivery started since the subscription was last made."""
         self._moving: dict[asyncio.Task[None], Delivery] = {}
         self._settled = 0
         self._given_back = 0
+        self._generation = 1
         self._progress: asyncio.Event | None = None
         self._drained: asyncio.Future[Drained] | None = None
 
@@ -190,12 +197,7 @@ class Consumer:
 
     def deliver(self, batch: Sequence[Delivery], /) -> None:
         self._ready.extend(batch)
-        idle, wanted = self._idle, len(batch)
-        while wanted and idle:
-            turn = idle.popleft()
-            if not turn.done():
-                turn.set_result(None)
-                wanted -= 1
+        self._wake(len(batch))
 
     def lost(self, batch: Sequence[Delivery], by: LostBy, /) -> None:
         gone = set(batch)
@@ -209,6 +211,8 @@ class Consumer:
         if state.error is not None and state.error != self.last_error:
             self._report(Diagnostic(CONSUMER_LOST, "warning", state.error, self.queue))
         self.last_error = state.error
+        if state.generation != self._generation:
+            self._generation, self._foremost = state.generation, None
         if self.state in (ConsumerState.RUNNING, ConsumerState.RECOVERING):
             active = state.phase in (SubscriptionPhase.ACTIVE, SubscriptionPhase.WAITING, SubscriptionPhase.PAUSED)
             self.state = ConsumerState.RUNNING if active else ConsumerState.RECOVERING
@@ -219,21 +223,53 @@ class Consumer:
         task = asyncio.current_task()
         assert task is not None
         while self.state is not ConsumerState.CLOSED:
-            while self._ready:
-                delivery = self._ready.popleft()
-                self._running[task] = delivery
-                try:
-                    await self._handle(delivery, task)
-                except Exception:
-                    # A fault of ours must not end a worker: the delivery stays unsettled and comes again.
-                    log.exception("handling a delivery of %s failed inside the library", self.queue)
-                finally:
-                    del self._running[task]
-                    if self._progress is not None:
-                        self._progress.set()
-            turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self._idle.append(turn)
-            await turn
+            delivery = self._take()
+            if delivery is None:
+                turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+                self._idle.append(turn)
+                await turn
+                continue
+            self._running[task] = delivery
+            try:
+                if self._alone:
+                    await asyncio.sleep(0)  # what was accepted leaves first, so that a crash does not take it back
+                await self._handle(delivery, task)
+            except Exception:
+                # A fault of ours must not end a worker: the delivery stays unsettled and comes again.
+                log.exception("handling a delivery of %s failed inside the library", self.queue)
+            finally:
+                del self._running[task]
+                if self._alone:
+                    self._alone = False
+                    self._wake(len(self._ready))
+                if self._progress is not None:
+                    self._progress.set()
+
+    def _take(self) -> Delivery | None:
+        """The next delivery that may be started now.
+
+        What the broker delivers again may be what killed its process before. So it is handled alone: if it kills again,
+        nothing else is counted as tried with it, and whatever came before it is gone.
+        """
+        if not self._ready or self._alone:
+            return None
+        deliveries = self._ready[0].deliveries
+        if deliveries is not None and deliveries > 1:
+            if self._running:
+                return None
+            self._alone = True
+        delivery = self._ready.popleft()
+        if self._foremost is None:
+            self._foremost = delivery
+        return delivery
+
+    def _wake(self, wanted: int) -> None:
+        idle = self._idle
+        while wanted and idle:
+            turn = idle.popleft()
+            if not turn.done():
+                turn.set_result(None)
+                wanted -= 1
 
     async def _handle(self, delivery: Delivery, task: asyncio.Task[Any]) -> None:
         unfit = self._unfit(delivery)
@@ -286,7 +322,8 @@ class Consumer:
     def _unfit(self, delivery: Delivery) -> Decision | None:
         """Why a delivery is not handed to the handler at all."""
         most = self._max_deliveries
-        if most is not None and delivery.deliveries is not None and delivery.deliveries > most:
+        if most is not None and (delivery.deliveries or 0) > most and delivery is self._foremost:
+            # The foremost alone: what was only fetched beside it when its process died is as often delivered.
             return set_aside(Case.DELIVERY_LIMIT, f"{most} deliveries without an outcome")
         if h.EXPIRES_AT in delivery.headers:
             expires_at = h.integer(delivery.headers.get(h.EXPIRES_AT))

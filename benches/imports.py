@@ -22,10 +22,13 @@ NEEDED = "import msgspec, opentelemetry.trace, opentelemetry.metrics"
 LITERAL = "import msgspec, opentelemetry"
 """`opentelemetry` alone is a namespace without a line of code in it."""
 
+# Promised in processor time: an import does nothing but compute, and the clock also counts what others do meanwhile.
 TARGETS = (
-    Target(name="import acemq, of what it stands on", measure=IMPORT, ours=OURS, peer=NEEDED, figure="ms", at_most=2.0),
-    Target(name="the same in processor time", measure=IMPORT, ours=OURS, peer=NEEDED, figure="cpu_ms"),
-    Target(name="import acemq, of msgspec and a bare namespace", measure=IMPORT, ours=OURS, peer=LITERAL, figure="ms"),
+    Target(
+        name="import acemq, of what it stands on", measure=IMPORT, ours=OURS, peer=NEEDED, figure="cpu_ms", at_most=2.0
+    ),
+    Target(name="the same by the clock", measure=IMPORT, ours=OURS, peer=NEEDED, figure="ms"),
+    Target(name="of msgspec and the bare opentelemetry", measure=IMPORT, ours=OURS, peer=LITERAL, figure="cpu_ms"),
 )
 
 

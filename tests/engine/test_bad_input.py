@@ -85,7 +85,7 @@ def test_a_bad_option_of_connect_is_named(options: Any, match: str) -> None:
 
 def test_an_unknown_option_of_connect_is_a_type_error() -> None:
     with pytest.raises(TypeError, match="prefech"):
-        acemq.connect("memory://", prefech=5)  # type: ignore[call-arg]
+        acemq.connect("memory://", prefech=5)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
 
 
 def test_a_missing_driver_names_the_extra_that_brings_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -119,7 +119,7 @@ async def test_a_connection_that_is_not_open_says_so() -> None:
     [
         (lambda: RetryPolicy.fixed(0, timedelta(seconds=1)), "attempts=0"),
         (lambda: RetryPolicy.fixed(2, timedelta(seconds=-1)), "zero or more"),
-        (lambda: RetryPolicy.fixed(2, 5), "timedelta"),  # type: ignore[arg-type]
+        (lambda: RetryPolicy.fixed(2, 5), "timedelta"),  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
         (lambda: RetryPolicy.exponential(2, first=timedelta(seconds=1), factor=0.5), "factor"),
         (lambda: RetryPolicy.exponential(2, first=timedelta(seconds=1), jitter=1.5), "jitter"),
         (lambda: RetryPolicy.none().give_up_after(timedelta()), "age"),
@@ -131,7 +131,7 @@ async def test_a_connection_that_is_not_open_says_so() -> None:
         (lambda: Envelope.of("t", headers={"x-acemq-id": "1"}), "reserved"),
         (lambda: Envelope.of("t", version=0), "version=0"),
         (lambda: MovableClock(datetime(2026, 1, 1)), "naive"),
-        (lambda: Topology().exchange("e", "headers"), "kind='headers'"),  # type: ignore[arg-type]
+        (lambda: Topology().exchange("e", "headers"), "kind='headers'"),  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
         (lambda: Topology().queue(""), "1 to 255 bytes"),
         (lambda: Topology().queue("q" * 256), "256 bytes"),
         (lambda: Topology().queue("amq.q"), "belong to the broker"),

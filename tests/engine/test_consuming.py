@@ -26,6 +26,7 @@ from acemq import (
     TopologyError,
     current_message,
 )
+from acemq.transports.memory import MemoryBroker, Profile
 from tests.waiting import until
 
 if TYPE_CHECKING:
@@ -320,3 +321,70 @@ async def test_a_loop_that_only_publishes_does_not_keep_the_consumers_from_their
         for n in range(500):
             await mq.send(queue, n)
         assert consumer.counters.acked + consumer.held + consumer.in_flight > 0
+
+
+@pytest.fixture
+async def quorum(name: str) -> tuple[MemoryBroker, str]:
+    """A queue that counts deliveries, on a broker whose links the test can cut."""
+    broker = MemoryBroker.named(name, profile=Profile.RABBITMQ)
+    async with acemq.connect(f"memory://{name}") as mq:
+        await mq.declare(acemq.Topology().queue("q", type="quorum"))
+    return broker, f"memory://{name}"
+
+
+async def test_o15_of_what_is_delivered_too_often_only_the_foremost_is_given_up(
+    quorum: tuple[MemoryBroker, str],
+) -> None:
+    _, url = quorum
+    handled: list[str] = []
+    async with acemq.connect(url) as mq:
+        await mq.send_many("q", ["good 1", "bomb", "good 2", "good 3"])
+    for death in range(4):
+        # A process that dies: its link goes in the middle of the handler, and nothing it held is settled.
+        mq = await acemq.connect(url)
+
+        async def work(message: Message[str], mq: AceMQ = mq) -> None:
+            if message.payload == "bomb":
+                await asyncio.Event().wait()
+            handled.append(message.payload)
+
+        consumer = await mq.consume("q", str, work, max_deliveries=3)
+        if death < 3:
+            await until(lambda consumer=consumer: "bomb" in running(consumer))  # type: ignore[misc]
+            await mq.close(timedelta())
+        else:
+            await until(lambda: len(handled) == 3)
+            await until(lambda consumer=consumer: consumer.counters.dead_lettered == 1)  # type: ignore[misc]
+            letter = await mq.pull("q.dlq", str)
+            assert letter is not None
+            assert letter.payload == "bomb"
+            assert letter.wire_headers["x-acemq-error"] == "delivery limit: 3 deliveries without an outcome"
+            await mq.close()
+    assert sorted(handled) == ["good 1", "good 2", "good 3"]
+
+
+def running(consumer: acemq.Consumer) -> list[str]:
+    return [delivery.body.decode().strip('"') for delivery in consumer._running.values()]
+
+
+async def test_what_is_delivered_again_is_handled_alone(quorum: tuple[MemoryBroker, str]) -> None:
+    _, url = quorum
+    async with acemq.connect(url) as mq:
+        await mq.send_many("q", range(6))
+        for held in await mq.pull_many("q", int):
+            await held.release()
+        at_once = most = 0
+
+        async def work(message: Message[int]) -> None:
+            nonlocal at_once, most
+            at_once += 1
+            most = max(most, at_once)
+            await asyncio.sleep(0.001)
+            at_once -= 1
+
+        async with mq.consume("q", int, work) as consumer:
+            await until(lambda: consumer.counters.acked == 6)
+            assert most == 1
+            await mq.send_many("q", range(6))
+            await until(lambda: consumer.counters.acked == 12)
+            assert most > 1

@@ -224,16 +224,16 @@ async def test_m082_a_hop_that_does_not_land_is_a_failure_of_its_step(
 def test_m083_a_step_that_does_not_fit_is_refused_at_the_call_and_named(mq_unopened: AceMQ, steps: Steps) -> None:
     orders = mq_unopened.pipeline("orders", Order)
     with pytest.raises(PipelineTypeError, match="'ship' takes Priced, but the pipeline starts with Order"):
-        orders.step("ship", steps.b)  # type: ignore[arg-type]
+        orders.step("ship", steps.b)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     with pytest.raises(PipelineTypeError, match="'price' takes Order, but 'first' gives Priced") as refused:
-        orders.step("first", steps.a).step("price", steps.a)  # type: ignore[arg-type]
+        orders.step("first", steps.a).step("price", steps.a)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     assert (refused.value.step, refused.value.takes, refused.value.gives) == ("price", "Order", "Priced")
     with pytest.raises(PipelineTypeError, match="gives None alone"):
         orders.step("a", steps.a).step("b", steps.b).step("c", steps.c).step("d", steps.c)
     after = orders.step("a", steps.a).step("b", lambda priced: steps.b(priced)).step("c", steps.c)
     assert [step.name for step in after.steps] == ["a", "b", "c"]
     with pytest.raises(PipelineTypeError, match="'b' takes Priced, but 'fraud' gives Order"):
-        orders.elsewhere("fraud", Order).step("b", steps.b)  # type: ignore[arg-type]
+        orders.elsewhere("fraud", Order).step("b", steps.b)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 
 
 def _plain(order: Order) -> Priced:
@@ -392,7 +392,7 @@ async def test_closing_a_pipeline_drains_its_steps(pipeline: Pipeline[Order, Non
 
 
 async def test_a_step_that_returns_no_awaitable_is_fatal_and_named(mq: AceMQ, name: str) -> None:
-    described: Pipeline[Order, int] = mq.pipeline(name, Order).step("a", lambda order: 5)  # type: ignore[arg-type, return-value]
+    described: Pipeline[Order, int] = mq.pipeline(name, Order).step("a", lambda order: 5)  # type: ignore[arg-type, return-value]  # pyright: ignore[reportArgumentType]
     async with described.start() as running:
         await running.send(Order(1))
         await until(lambda: running.counters.failed == 1)

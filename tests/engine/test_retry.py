@@ -10,6 +10,7 @@ from msgspec.structs import replace
 
 import acemq
 from acemq import AceMQ, Ack, CapabilityError, Diagnostic, Envelope, Message, MovableClock, RetryPolicy, Topology
+from acemq.transport import Outgoing
 from acemq.transports.memory import MemoryBroker, Profile
 from tests.waiting import until
 
@@ -125,9 +126,7 @@ async def test_m044_age_ends_retries_at_its_limit_and_an_unknown_age_never_does(
         await mq.send("q", "young", envelope=young)
         await mq.send("q", "old", envelope=old)
         await mq.outbound.move(
-            acemq.transport.Outgoing(
-                exchange="", routing_key="q", body=b'"?"', headers={}, message_id="m", content_type=None
-            )
+            Outgoing(exchange="", routing_key="q", body=b'"?"', headers={}, message_id="m", content_type=None)
         )
         await clock.advance(10 * SECOND)
         assert (consumer.counters.retried, consumer.counters.acked, consumer.counters.dead_lettered) == (2, 2, 1)

@@ -17,6 +17,7 @@ from opentelemetry.trace import SpanKind, StatusCode
 
 import acemq
 from acemq import AceMQ, Ack, Message, RetryPolicy, Topology, UnroutableError
+from acemq.telemetry import Telemetry
 from tests.waiting import until
 
 
@@ -224,7 +225,7 @@ async def test_without_an_sdk_no_span_is_made_and_no_instrument_called(
         raise AssertionError("called without an SDK")
 
     for method in ("publish_span", "published", "process_span", "consumed", "started", "ended", "retried"):
-        monkeypatch.setattr(acemq.telemetry.Telemetry, method, never)
+        monkeypatch.setattr(Telemetry, method, never)
     async with acemq.connect(url) as mq:
         await mq.declare(Topology().queue(name, type="classic"))
         async with mq.consume(name, int, lambda message: None) as consumer:

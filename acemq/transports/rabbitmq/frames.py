@@ -5,10 +5,11 @@ All else goes through aiormq. A frame: type (1 method, 2 content header, 3 body)
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import timedelta
 from functools import lru_cache
 from struct import Struct
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 from acemq.errors import AcemqError, CapabilityError
 from acemq.headers import Headers
@@ -44,10 +45,11 @@ SHORT_LIMIT = 255
 LONGEST_EXPIRY = timedelta(milliseconds=2**32 - 1)
 """RabbitMQ closes the channel of whoever asks for more."""
 
-head_at = Struct(">BHI").unpack_from
-u16_at = Struct(">H").unpack_from
-u32_at = Struct(">I").unpack_from
-u64_at = Struct(">Q").unpack_from
+# Typed here, where `unpack_from` can only say that it gives a tuple.
+head_at: Callable[[bytes, int], tuple[int, int, int]] = Struct(">BHI").unpack_from
+u16_at: Callable[[bytes, int], tuple[int]] = Struct(">H").unpack_from
+u32_at: Callable[[bytes, int], tuple[int]] = Struct(">I").unpack_from
+u64_at: Callable[[bytes, int], tuple[int]] = Struct(">Q").unpack_from
 
 _head = Struct(">BHI").pack
 _settle = Struct(">BHIIQBB").pack
@@ -219,14 +221,14 @@ class Properties(NamedTuple):
     message_id: str | None
 
 
-_PLAIN = Properties(None, table.NO_HEADERS, None, None, None, None)
+NO_PROPERTIES = Properties(None, table.NO_HEADERS, None, None, None, None)
 
 
 def read_properties(raw: bytes) -> Properties:
     """From the flags on, as in a content header behind the body's size."""
     (flags,) = u16_at(raw, 0)
     if not flags & 0xAB80:
-        return _PLAIN
+        return NO_PROPERTIES
     at = 2
     content_type = reply_to = expiration = message_id = None
     headers, priority = table.NO_HEADERS, None
@@ -237,7 +239,7 @@ def read_properties(raw: bytes) -> Properties:
     if flags & 0x4000:  # content encoding
         at += 1 + raw[at]
     if flags & 0x2000:
-        end = at + 4 + cast("int", u32_at(raw, at)[0])
+        end = at + 4 + u32_at(raw, at)[0]
         headers = table.Table(raw[at + 4 : end])
         at = end
     if flags & 0x1000:  # delivery mode

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from struct import error as StructError
 
 from acemq.headers import Headers
 from acemq.transport import Delivery
@@ -49,7 +50,12 @@ class IncomingChannel:
         return True
 
     def content(self, properties: bytes, body: bytes) -> None:
-        content_type, headers, priority, reply_to, expiration, message_id = frames.read_properties(properties)
+        fault = None
+        try:
+            told = frames.read_properties(properties)
+        except (IndexError, StructError):
+            told, fault = frames.NO_PROPERTIES, "its properties cannot be read"
+        content_type, headers, priority, reply_to, expiration, message_id = told
         exchange, routing_key = frames.route(self._route)
         delivery = Delivery(
             queue=self.queue,
@@ -64,6 +70,7 @@ class IncomingChannel:
             deliveries=self._deliveries(headers),
             priority=priority,
             expires_in=frames.expires_in(expiration),
+            fault=fault,
             receipt=Receipt(self.ledger, self._tag),
         )
         self.ledger.hold(self._tag, delivery)

@@ -129,7 +129,7 @@ class Lane(StreamReaderProtocol):
         length = len(data)
         at = passed = 0  # everything before `passed` has been taken by us or handed to aiormq
         while length - at >= _SHORTEST_FRAME:
-            kind, channel, size = cast("tuple[int, int, int]", frames.head_at(data, at))
+            kind, channel, size = frames.head_at(data, at)
             end = at + _SHORTEST_FRAME + size
             if kind > HEARTBEAT[0]:  # no frame: another protocol version answers with its name
                 at = length
@@ -142,7 +142,7 @@ class Lane(StreamReaderProtocol):
                     super().data_received(data[passed:at])
                 passed = end
             elif channel == 0 and kind == METHOD:
-                self._on_control(cast("int", frames.u32_at(data, at + 7)[0]), data, at + 11)
+                self._on_control(frames.u32_at(data, at + 7)[0], data, at + 11)
             at = end
         if passed < at:
             super().data_received(data[passed:at])
@@ -157,7 +157,7 @@ class Lane(StreamReaderProtocol):
 
     def _take(self, claim: _Claim, kind: int, data: bytes, at: int, end: int) -> bool:
         if kind == METHOD:
-            method = cast("int", frames.u32_at(data, at)[0])
+            method = frames.u32_at(data, at)[0]
             claim.taking = claim.taker.method(method, data, at + 4, end)
             if method == frames.CHANNEL_CLOSE:
                 code, text = frames.reason(data, at + 4)
@@ -168,7 +168,7 @@ class Lane(StreamReaderProtocol):
             return False
         elif kind == HEADER:
             claim.properties = data[at + 12 : end]
-            claim.left = cast("int", frames.u64_at(data, at + 4)[0])
+            claim.left = frames.u64_at(data, at + 4)[0]
             if not claim.left:
                 claim.taker.content(claim.properties, b"")
         elif kind == BODY:

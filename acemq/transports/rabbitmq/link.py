@@ -122,7 +122,7 @@ class Link:
             up_at = self._clock.monotonic()
             await session.ended()
             self._lost(session)
-            await session.close(0)
+            await self.finish(session.close(0))
             if self._clock.monotonic() - up_at >= STEADY:
                 rounds = 0
             pause = random.uniform(0, AT_ONCE) if rounds == 0 else self._reconnect.pause(rounds - 1)

@@ -197,8 +197,6 @@ class Publisher:
         """What waits for a link is refused."""
         self._is_closing = True
         self._arrival.ring()
-        for task in self._looking.values():
-            task.cancel()
 
     async def publish(self, batch: Sequence[Outgoing], within: float) -> Sequence[PublishResult]:
         call = Call(batch, self._clock.monotonic() + within)
@@ -250,7 +248,7 @@ class Publisher:
     def _look_once(self, channel: _PublishChannel, name: str) -> asyncio.Task[AcemqError | None]:
         # In a task of its own: several calls may wait for the answer, and one that is cancelled must not take it away.
         if name not in self._looking:
-            self._looking[name] = asyncio.create_task(self._error_of(channel.session, name))
+            self._looking[name] = self._link.start(self._error_of(channel.session, name))
             self._looking[name].add_done_callback(lambda _: self._looking.pop(name, None))
         return self._looking[name]
 

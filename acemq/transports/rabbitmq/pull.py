@@ -128,8 +128,8 @@ class _Puller:
     def __init__(self, queue: str, link: Link, topology: Topology) -> None:
         self._queue, self._link, self._topology = queue, link, topology
         self._channel: _Pulled | None = None
-        self._first_on: Session | None = None
-        """The link on which the queue was pulled from before; on a later one it may have to be made again."""
+        self._worked_on: Session | None = None
+        """The link on which the queue was there; on a later one it may have to be made again."""
         self._under_way = 0
         self._opening: asyncio.Task[_Pulled] | None = None
 
@@ -147,7 +147,7 @@ class _Puller:
     async def _pull(self, most: int, wait: float) -> Sequence[Delivery]:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + wait
-        pause = _FIRST_LOOK
+        pause, is_restored = _FIRST_LOOK, False
         while True:
             channel = await self._ready(deadline)
             got = await self._take(channel, most)
@@ -155,18 +155,20 @@ class _Puller:
             if got or (left <= 0 and channel.end is None):
                 return got
             end = channel.end
-            if end is not None and end.code is not None and not await self._restored(channel.session, end):
-                raise _refusal(self._queue, end)
+            if end is not None and end.code is not None:
+                if is_restored or not await self._restore(channel.session, end):
+                    raise _refusal(self._queue, end)
+                is_restored = True
+                continue
             if left > 0:
                 await asyncio.sleep(min(pause, left))
             pause = min(pause * 1.5, _SLOWEST_LOOK)
 
-    async def _restored(self, session: Session, end: End) -> bool:
-        """A queue missing right after a reconnect, which this transport had made, is made again."""
-        was_on, self._first_on = self._first_on, session
-        if end.code != 404 or was_on is None or was_on is session:
+    async def _restore(self, session: Session, end: End) -> bool:
+        """A queue missing after a reconnect, which this transport had made, is made again."""
+        if end.code != 404 or self._worked_on is None:
             return False
-        return await self._topology.restore(session, self._queue, was_missing=False)
+        return await self._topology.restore(session, self._queue, was_deleted=self._worked_on is session)
 
     async def _take(self, channel: _Pulled, most: int) -> list[Delivery]:
         """What is there now, at most so many: one look, and then as many as the broker says are left."""
@@ -187,7 +189,7 @@ class _Puller:
                     ) from None
                 raise
             if channel.end is None:
-                self._first_on = channel.session
+                self._worked_on = channel.session
             taken += request.got
             ask = min(request.left, most - len(taken), _AT_ONCE) if request.got else 0
         if channel.end is not None:

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import random
 from collections.abc import Callable, Mapping, Sequence
+from enum import IntEnum
 from typing import Any, Protocol, cast
 
 import msgspec
@@ -13,7 +14,7 @@ from aiormq.abc import ArgumentsType, DeliveredMessage
 from msgspec.structs import replace
 
 from acemq.clock import Clock
-from acemq.errors import AcemqError, CapabilityError, ConfigurationError
+from acemq.errors import AcemqError, CapabilityError, ClosedError, ConfigurationError
 from acemq.headers import HeaderValue, check
 from acemq.transport import (
     AccessDenied,
@@ -83,8 +84,8 @@ class Topology(Protocol):
 
     def counts_deliveries(self, queue: str) -> bool | None: ...
 
-    async def restore(self, session: Session, queue: str, *, was_missing: bool) -> bool:
-        """Make again what this transport had made and a new connection does not find; True if the queue is back."""
+    async def restore(self, session: Session, queue: str, *, was_deleted: bool) -> bool:
+        """Make again what this transport had made and a new connection does not find; False if that is not done."""
         ...
 
 
@@ -177,6 +178,15 @@ async def _never_called(message: DeliveredMessage) -> None:
     """aiormq wants a callback; the lane takes all deliveries before it."""
 
 
+class _Wanted(IntEnum):
+    """What its owner wants of a subscription. From STOP on there is no way back."""
+
+    DELIVERIES = 0
+    PAUSE = 1
+    STOP = 2
+    CLOSE = 3
+
+
 class Subscription:
     """Kept registered by a task of its own, so that none waits for another."""
 
@@ -195,14 +205,15 @@ class Subscription:
     ) -> None:
         self.queue, self.prefetch, self.name, self.options, self.topology = queue, prefetch, name, options, topology
         self._sink, self._link, self._clock, self._on_closed = sink, link, clock, on_closed
-        self._consumer: _Consumer | None = None
         self._state = SubscriptionState(phase=SubscriptionPhase.RECOVERING, since=clock.now(), generation=0)
+        self._wanted = _Wanted.DELIVERIES
+        self._has_begun = False
+        self._consumer: _Consumer | None = None
+        self._keeping: asyncio.Task[None] | None = None
         self._news = Bell()
         self._not_before = 0.0
         """When, by the monotonic clock, the next registration on the same link may be tried."""
-        self._keeping: asyncio.Task[None] | None = None
-        self._is_closed = self._is_stopped = self.is_paused = self._is_missing = False
-        self._has_begun = self._is_abandoned = False
+        self._is_missing = self._was_deleted = False
 
     # What the port promises
 
@@ -216,25 +227,27 @@ class Subscription:
         )
 
     def pause(self) -> None:
-        if not self.is_paused and not self._is_stopped:
-            self.is_paused = True
+        if self._wanted is _Wanted.DELIVERIES:
+            self._wanted = _Wanted.PAUSE
             if self._consumer is not None:
                 self._consumer.cancel()
             self._now(SubscriptionPhase.PAUSED)
 
     def resume(self) -> None:
-        if self.is_paused and not self._is_stopped:
-            self.is_paused = False
+        if self._wanted is _Wanted.PAUSE:
+            self._wanted = _Wanted.DELIVERIES
             self._now(SubscriptionPhase.RECOVERING)
             self.nudge()
 
     async def stop(self) -> None:
-        if not self._is_stopped:
-            self._is_stopped = True
+        if self._wanted < _Wanted.STOP:
+            self._wanted = _Wanted.STOP
             if self._consumer is not None:
                 self._consumer.cancel()
             self._now(SubscriptionPhase.STOPPED)
-        await self._end_keeping()
+        if self._keeping is not None and self._keeping is not asyncio.current_task():
+            self._keeping.cancel()
+            await asyncio.wait({self._keeping})
 
     async def close(self) -> None:
         await self.stop()
@@ -243,10 +256,12 @@ class Subscription:
             await consumer.close()
 
     def forget(self) -> _Consumer | None:
-        """The end, but for the channel: what is held from now on is settled in vain."""
+        """The end, but for the channel: settling what is held is in vain from here on."""
         self._now(SubscriptionPhase.CLOSED)
-        self._is_closed = self._is_stopped = True
+        self._wanted = _Wanted.CLOSE
         self._on_closed(self)
+        if self._keeping is not None:
+            self._keeping.cancel()
         consumer, self._consumer = self._consumer, None
         if consumer is not None:
             consumer.session.lane.flush()
@@ -258,20 +273,18 @@ class Subscription:
     async def open(self, within: float) -> None:
         """Register, or raise why it cannot be done."""
         try:
-            async with asyncio.timeout(within):
-                session = await self._link.live()
-        except TimeoutError:
-            self.forget()
-            raise NotConnected(f"no link to subscribe to {self.queue!r} on: {self._link.last_error}") from None
-        try:
+            try:
+                async with asyncio.timeout(within):
+                    session = await self._link.live()
+            except TimeoutError:
+                raise NotConnected(f"no link to subscribe to {self.queue!r} on: {self._link.last_error}") from None
             await self._register(session)
+            if self._wanted >= _Wanted.STOP:
+                raise ClosedError(f"the subscription to {self.queue!r} was closed while it was opened")
         except BaseException:
             self.forget()
             raise
-        if self._is_abandoned:
-            await self.close()
-        elif not self._is_closed:
-            self._keeping = asyncio.create_task(self._keep(), name=f"acemq keeps {self.name}")
+        self._keeping = asyncio.create_task(self._keep(), name=f"acemq keeps {self.name}")
 
     def begin(self) -> None:
         """Deliver, from the next turn on: the first delivery comes when whoever subscribes holds the subscription."""
@@ -280,10 +293,8 @@ class Subscription:
             asyncio.get_running_loop().call_soon(self._consumer.hand_out)
 
     def abandon(self) -> None:
-        """Nobody wants it any more, registered or not."""
-        self._is_abandoned = True
-        if self._keeping is not None:
-            self._link.start(self.close())
+        """Nobody wants it any more, be it registered or about to be."""
+        self._link.start(self.close())
 
     async def _register(self, session: Session, *, gap: bool = False) -> None:
         consumer = self._consumer
@@ -296,19 +307,23 @@ class Subscription:
         except BaseException as error:
             if consumer is self._consumer:
                 self._tell_lost(consumer.lose(), LostBy.CHANNEL)
+                self._consumer = None
             await consumer.close()
             if isinstance(error, TimeoutError):
                 raise TimedOut(f"no answer to the subscription to {self.queue!r}") from None
             if isinstance(error, TransportError):
                 raise _refusal(self.queue, error) from None
             raise
-        if self._is_stopped:  # meanwhile
+        if self._wanted >= _Wanted.STOP:  # said meanwhile, like the pause below
             await consumer.close()
             return
-        self._consumer, self._is_missing = consumer, False
+        self._consumer, self._is_missing, self._was_deleted = consumer, False, False
         self._state = replace(self._state, generation=self._state.generation + 1, gap=gap)
-        self._now(SubscriptionPhase.ACTIVE)
-        consumer.hand_out()
+        if self._wanted is _Wanted.PAUSE:
+            consumer.cancel()
+        else:
+            self._now(SubscriptionPhase.ACTIVE)
+            consumer.hand_out()
 
     async def _keep(self) -> None:
         """Register again whenever the registration is gone and is wanted: on a new link at once, else with pauses."""
@@ -324,24 +339,26 @@ class Subscription:
             if session is tried and pause > 0:
                 await self._news.heard(within=pause)
                 continue
-            was_here = session is tried or (consumer is not None and consumer.session is session)
             failures = failures + 1 if session is tried else 0
             self._not_before = self._clock.monotonic() + self._spacing(failures)
             tried = session
-            if consumer is not None and consumer.was_cancelled:
-                await consumer.close()
             try:
-                await self._link.finish(self._register_or_restore(session, may_restore=not was_here))
+                await self._link.finish(self._register_or_restore(session))
             except AcemqError as error:
                 self._failed(error, session)
             else:
                 log.info("%r: subscribed again as %r", self.queue, self.name)
 
-    async def _register_or_restore(self, session: Session, *, may_restore: bool) -> None:
+    async def _register_or_restore(self, session: Session) -> None:
+        before = self._consumer
+        if before is not None and before.was_cancelled:
+            await before.close()
         try:
             await self._register(session)
         except QueueMissing:
-            if not (may_restore and await self.topology.restore(session, self.queue, was_missing=self._is_missing)):
+            if before is not None and before.session is session:
+                self._was_deleted = True  # under our hands, and not by a server that lost its memory
+            if not await self.topology.restore(session, self.queue, was_deleted=self._was_deleted):
                 raise
             await self._register(session, gap=True)
 
@@ -364,12 +381,11 @@ class Subscription:
         self._not_before = 0.0
         self._news.ring()
 
-    async def _end_keeping(self) -> None:
-        if self._keeping is not None and self._keeping is not asyncio.current_task():
-            self._keeping.cancel()
-            await asyncio.wait({self._keeping})
-
     # From the channel
+
+    @property
+    def is_paused(self) -> bool:
+        return self._wanted is _Wanted.PAUSE
 
     def room(self, consumer: _Consumer) -> int:
         """How many deliveries may be handed out now."""
@@ -384,19 +400,20 @@ class Subscription:
             log.exception("%r: deliveries could not be taken over; they stay unsettled", self.queue)
 
     def lost_queue(self, consumer: _Consumer) -> None:
-        if consumer is self._consumer and not self._is_stopped:
+        if consumer is self._consumer and self._wanted < _Wanted.STOP:
             log.warning("%r: the broker has ended the subscription: the queue was deleted or moved", self.queue)
             self._lost(consumer, LostBy.QUEUE, f"queue {self.queue!r} was deleted or moved")
 
     def lost_channel(self, consumer: _Consumer, end: End) -> None:
-        if consumer is self._consumer and not self._is_closed:
-            if end.by is LostBy.CHANNEL and not self._is_stopped and not consumer.was_cancelled:
-                log.warning("%r: the channel of %r was closed: %s; subscribing again", self.queue, self.name, end)
-            self._lost(consumer, end.by, f"queue {self.queue!r}: {end}")
+        if consumer is not self._consumer or consumer.was_cancelled:
+            return
+        if end.by is LostBy.CHANNEL and self._wanted < _Wanted.STOP:
+            log.warning("%r: the channel of %r was closed: %s; subscribing again", self.queue, self.name, end)
+        self._lost(consumer, end.by, f"queue {self.queue!r}: {end}")
 
     def _lost(self, consumer: _Consumer, by: LostBy, error: str) -> None:
         self._tell_lost(consumer.lose(), by)
-        if not self.is_paused and not self._is_stopped:
+        if self._wanted is _Wanted.DELIVERIES:
             self._state = replace(self._state, error=error)
             self._now(SubscriptionPhase.RECOVERING)
         self._news.ring()
@@ -409,10 +426,12 @@ class Subscription:
                 log.exception("%r: the loss of %d deliveries could not be told", self.queue, len(lost))
 
     def _now(self, phase: SubscriptionPhase) -> None:
-        if phase is self._state.phase or self._is_closed:
+        if phase is self._state.phase or self._wanted is _Wanted.CLOSE:
             return
         error = self._state.error if phase is SubscriptionPhase.RECOVERING else None
         self._state = replace(self._state, phase=phase, since=self._clock.now(), error=error)
+        if not self._state.generation:
+            return  # it never came to be
         try:
             self._sink.changed(self.state)
         except Exception:

@@ -62,6 +62,7 @@ class Session:
         """The broker's reason, while it takes no publishes on this connection."""
         self._connection = connection
         self._heartbeat = heartbeat
+        self._last_number = 0
         self._watchdog = self._watch_again()
 
     @property
@@ -78,10 +79,23 @@ class Session:
 
     async def channel(self, taker: Taker | None = None, *, confirms: bool = False) -> aiormq.Channel:
         """A new channel, claimed for `taker`. Cancelled, it leaves no channel behind."""
-        channel = cast("aiormq.Channel", await ask(self._connection.channel(publisher_confirms=confirms)))
+        number = self._free_number()
+        opening = self._connection.channel(channel_number=number, publisher_confirms=confirms)
+        channel = cast("aiormq.Channel", await ask(opening))
         if taker is not None:
             self.lane.claim(channel.number, taker)
         return channel
+
+    def _free_number(self) -> int:
+        """The next in turn. aiormq would take the one above the highest in use: used again at once, it may come before
+        the answer to the broker's close of it, and with channels that overlap it climbs above what was agreed.
+        """
+        highest = self._connection.connection_tune.channel_max or 65535
+        for _ in range(highest):
+            self._last_number = self._last_number % highest + 1
+            if self._last_number not in self._connection.channels:
+                return self._last_number
+        raise TransportError(f"all {highest} channels of {self.endpoint} are in use")
 
     @asynccontextmanager
     async def scratch(self) -> AsyncGenerator[aiormq.Channel]:
@@ -137,11 +151,12 @@ async def dial(address: Address, host: Host, name: str, on_blocked: Callable[[Se
             await asyncio.get_running_loop().create_connection(lambda: lane, host.name, host.port, ssl=_tls(address))
             connection = _connection(address, host, name, lane)
             await _connect(connection, lane)
-    except Exception as error:
-        raise _why(endpoint, lane.end, error) from None
-    finally:
-        if lane.end is not None:
-            await lane.hang_up("the dial failed")
+    except BaseException as error:
+        end = lane.end
+        await lane.hang_up("the dial failed")
+        if isinstance(error, Exception):
+            raise _why(endpoint, end, error) from None
+        raise
     session = Session(connection, lane, endpoint, address.heartbeat)
     return session
 
@@ -186,7 +201,7 @@ def _tls(address: Address) -> ssl.SSLContext | None:
 
 def _why(endpoint: str, end: End | None, error: Exception) -> TransportError:
     if end is not None and end.code is not None:
-        if end.code == 403 or (end.code == 530 and "refused for user" in end.text and "limit" not in end.text):
+        if end.code == 403 or (end.code == 530 and "refused for user" in end.text and "limit (" not in end.text):
             return AccessDenied(f"{endpoint}: {end.text}", code=end.code)
         refusal = NotConnected(f"{endpoint}: {end.text}", code=end.code)
         refusal.retryable = "not found" not in end.text  # a virtual host does not appear by waiting

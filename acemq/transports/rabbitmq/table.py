@@ -31,7 +31,7 @@ _INTEGER = Struct(">cq")
 _DOUBLE = Struct(">cd")
 _MOMENT = Struct(">cQ")
 _DECIMAL = Struct(">cBI")
-_length_at = _LENGTH.unpack_from
+_length_at: Callable[[bytes, int], tuple[int]] = _LENGTH.unpack_from
 
 
 # Writing
@@ -225,7 +225,7 @@ def _fixed(layout: str, make: Callable[..., HeaderValue] | None = None) -> _Read
 
 def _sized(make: Callable[[bytes], HeaderValue]) -> _Reader:
     def read(raw: bytes, at: int) -> tuple[HeaderValue, int]:
-        end = at + 4 + cast("int", _length_at(raw, at)[0])
+        end = at + 4 + _length_at(raw, at)[0]
         if end > len(raw):
             raise IndexError
         return make(raw[at + 4 : end]), end

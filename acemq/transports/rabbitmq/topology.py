@@ -7,13 +7,13 @@ import logging
 import re
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from typing import Literal, TypeVar, cast
+from typing import TypeVar, cast
 
 from aiormq import Channel
 from aiormq.abc import ArgumentsType
 
 from acemq.clock import Clock
-from acemq.errors import AcemqError, CapabilityError, DriftError, TopologyError
+from acemq.errors import CapabilityError, DriftError, TopologyError
 from acemq.topology import Declaration, Topology
 from acemq.transport import (
     AccessDenied,
@@ -45,6 +45,7 @@ _INEQUIVALENT = re.compile(
 _VALUE = re.compile(r"the value '(?P<value>.*)' of type '(?P<type>.*)'|'(?P<word>.*)'|(?P<none>none)")
 _UNLISTED = "AMQP cannot list bindings; it was declared again"
 _UNCHECKED = "AMQP cannot list bindings; not looked for"
+_Key = tuple[str, str, str, str]
 _Question = Callable[[Channel], Awaitable[T]]
 
 
@@ -53,7 +54,8 @@ class BrokerTopology:
 
     def __init__(self, link: Link, clock: Clock) -> None:
         self._link, self._clock = link, clock
-        self._applied: dict[tuple[str, str, str, str], Declaration] = {}
+        self._known: dict[_Key, Declaration] = {}
+        self._applied: dict[_Key, Declaration] = {}
         self._restored_for: Session | None = None
         self._restoring: asyncio.Task[None] | None = None
         self.restored = 0
@@ -62,8 +64,8 @@ class BrokerTopology:
     # What is known without asking
 
     def known(self, kind: Kind, name: str) -> Declaration | None:
-        """As this transport has declared it."""
-        return self._applied.get((kind, name, "", ""))
+        """As this transport has declared it or found it."""
+        return self._known.get(_key_of(kind, name))
 
     def counts_deliveries(self, queue: str) -> bool | None:
         declared = self.known("queue", queue)
@@ -104,21 +106,24 @@ class BrokerTopology:
                         await _create(broker, declared, finding)
                         for declared, finding in zip(declarations, findings, strict=True)
                     ]
-                    for declared in declarations:
-                        self._applied[_key(declared)] = declared
+                    self._applied |= {_key(declared): declared for declared in declarations}
+        for declared, finding in zip(declarations, findings, strict=True):
+            if finding.verdict in ("present", "created"):
+                self._known[_key(declared)] = declared
         return findings
 
-    async def restore(self, session: Session, queue: str, *, was_missing: bool) -> bool:
-        """Once a connection, declare again everything that `apply` has made, as some of it is not there any more.
+    async def restore(self, session: Session, queue: str, *, was_deleted: bool) -> bool:
+        """Declare again everything that `apply` has made, once a connection, since it does not find this queue.
 
-        A queue that was deleted while it was looked at is not made again, unless it never outlives its connection.
+        False if that is not for us to do: the queue is not ours, or somebody has deleted it while we looked. One that
+        never outlives its connection is always made again.
         """
-        declared = self.known("queue", queue)
-        if declared is None or (was_missing and not (declared.exclusive or declared.auto_delete)):
+        declared = self._applied.get(_key_of("queue", queue))
+        if declared is None or (was_deleted and not (declared.exclusive or declared.auto_delete)):
             return False
         if self._restored_for is not session:
             self._restored_for = session
-            self._restoring = asyncio.create_task(self._declare_again(session))
+            self._restoring = self._link.start(self._declare_again(session))
         if self._restoring is not None:
             await asyncio.wait({self._restoring})
         return True
@@ -126,12 +131,19 @@ class BrokerTopology:
     async def _declare_again(self, session: Session) -> None:
         log.warning("%s: what was declared here is gone; declaring it again", session.endpoint)
         self.restored += 1
+        refusals: list[str] = []
         try:
             async with asyncio.timeout(ANSWER_LIMIT), _Questions(session) as broker:
                 for declared in sorted(self._applied.values(), key=_order):
-                    await broker.ask(_declare(declared))
-        except (AcemqError, TimeoutError) as error:
-            log.error("%s: declaring again what is gone failed: %s", session.endpoint, error or "no answer")  # noqa: TRY400
+                    try:
+                        await broker.ask(_declare(declared))
+                    except TransportError as refusal:
+                        refusals.append(f"{_name(declared)}: {refusal}")
+        except TimeoutError:
+            refusals.append("no answer")
+        if refusals:
+            self._restored_for = None  # so that the next try, in its turn, tries this again
+            log.error("%s: not everything could be declared again: %s", session.endpoint, "; ".join(refusals))
 
     # Single questions
 
@@ -154,7 +166,15 @@ class BrokerTopology:
         return Depth(ready=found.message_count or 0, held=None, delayed=None, exact=False, at=self._clock.now())
 
     async def exists(self, name: str, kind: Kind) -> bool:
-        return await self._ask(_passive(kind, name), f"{kind} {name!r}", locked=True) is not None
+        async with self._questions() as broker:
+            try:
+                await broker.ask(_passive(kind, name))
+            except TransportError as error:
+                if error.code == NOT_FOUND:
+                    return False
+                if error.code != LOCKED:  # a queue that is another connection's own exists, too
+                    raise _denied(error, f"{kind} {name!r}") from None
+        return True
 
     async def delete(self, name: str, kind: Kind, *, only_if_empty: bool) -> bool:
         def delete(channel: Channel) -> Awaitable[object]:
@@ -171,8 +191,9 @@ class BrokerTopology:
             if error.code == PRECONDITION_FAILED and only_if_empty:
                 return False
             raise
-        for key in [key for key, declared in self._applied.items() if _belongs_to(declared, kind, name)]:
-            del self._applied[key]
+        for memory in (self._known, self._applied):
+            for key in [key for key, declared in memory.items() if _belongs_to(declared, kind, name)]:
+                del memory[key]
         return True
 
     async def purge(self, queue: str) -> int | None:
@@ -181,16 +202,14 @@ class BrokerTopology:
             raise QueueMissing(f"queue {queue!r} does not exist; declare it first", code=NOT_FOUND)
         return done.message_count
 
-    async def _ask(self, question: _Question[T], what: str, *, locked: bool = False) -> T | None:
-        """The broker's answer, `None` when it has no such thing; `locked`: a queue of another connection is one."""
+    async def _ask(self, question: _Question[T], what: str) -> T | None:
+        """The broker's answer; `None` when it has no such thing."""
         async with self._questions() as broker:
             try:
                 return await broker.ask(question)
             except TransportError as error:
                 if error.code == NOT_FOUND:
                     return None
-                if error.code == LOCKED and locked:
-                    return cast("T", error)  # another connection's, and so it exists
                 raise _denied(error, what) from None
 
     @asynccontextmanager
@@ -226,9 +245,9 @@ class _Questions:
         except TransportError:
             self._channel = None
             await self._channels.aclose()
-            raise
-        finally:
             self.answered()
+            raise
+        self.answered()
         return answer
 
     async def __aenter__(self) -> _Questions:
@@ -278,7 +297,10 @@ def _declare(declared: Declaration) -> _Question[object]:
 
 
 async def _look(broker: _Questions, declared: Declaration) -> Finding:
-    """Passive first: whether it is there may be asked without the right to declare it, and creates nothing."""
+    """Passive first: whether it is there may be asked without the right to declare it, and creates nothing.
+
+    To compare it with what is wanted, AMQP knows no other way than to declare it once more.
+    """
     kind, name = declared.kind, declared.name
     try:
         await broker.ask(_passive(kind, name))
@@ -336,16 +358,16 @@ def _bindings_seen(declarations: Sequence[Declaration], findings: Sequence[Findi
     missing = {(finding.kind, finding.name) for finding in findings if finding.verdict == "missing"}
     for declared in declarations:
         if declared.kind == "binding":
-            ends = {("queue", declared.name), ("exchange", declared.exchange)}
-            is_there = missing.isdisjoint(ends)
-            yield _binding(declared, "present" if is_there else "missing", _UNCHECKED if is_there else "")
+            if missing.isdisjoint({("queue", declared.name), ("exchange", declared.exchange)}):
+                yield Finding(verdict="present", kind="binding", name=_name(declared), note=_UNCHECKED)
+            else:
+                yield Finding(verdict="missing", kind="binding", name=_name(declared))
 
 
-def _binding(declared: Declaration, verdict: str, note: str) -> Finding:
-    name = f"{declared.name} <- {declared.exchange} on {declared.routing_key!r}"
-    return Finding(
-        verdict=cast("Literal['present', 'created', 'missing']", verdict), kind="binding", name=name, note=note
-    )
+def _name(declared: Declaration) -> str:
+    if declared.kind != "binding":
+        return declared.name
+    return f"{declared.name} <- {declared.exchange} on {declared.routing_key!r}"
 
 
 async def _create(broker: _Questions, declared: Declaration, finding: Finding) -> Finding:
@@ -363,9 +385,9 @@ async def _create(broker: _Questions, declared: Declaration, finding: Finding) -
         if error.code == NOT_FOUND:
             raise TopologyError(f"{declared}: {error}") from None
         raise _denied(error, f"{declared.kind} {declared.name!r}") from None
-    if declared.kind != "binding":
-        return Finding(verdict="created", kind=declared.kind, name=declared.name)
-    return _binding(declared, *(("created", "") if finding.verdict == "missing" else ("present", _UNLISTED)))
+    if finding.verdict == "missing":
+        return Finding(verdict="created", kind=declared.kind, name=_name(declared))
+    return Finding(verdict="present", kind=declared.kind, name=_name(declared), note=_UNLISTED)
 
 
 def _refuse_drift(findings: Sequence[Finding]) -> None:
@@ -395,8 +417,12 @@ def _denied(error: TransportError, what: str) -> TransportError:
     return AccessDenied(f"{what}: {error}", code=ACCESS_REFUSED) if error.code == ACCESS_REFUSED else error
 
 
-def _key(declared: Declaration) -> tuple[str, str, str, str]:
+def _key(declared: Declaration) -> _Key:
     return declared.kind, declared.name, declared.exchange, declared.routing_key
+
+
+def _key_of(kind: Kind, name: str) -> _Key:
+    return kind, name, "", ""
 
 
 def _order(declared: Declaration) -> int:
