@@ -106,9 +106,12 @@ class Envelope(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def from_headers(
-        cls, headers: Headers | None, *, routing_key: str, message_id: str | None, now: datetime
+        cls, headers: Headers | None, *, routing_key: str, message_id: str | None, now: datetime | None = None
     ) -> Envelope:
-        """Read what arrived. Nothing malformed is an error: it reads as its default."""
+        """Read what arrived. Nothing malformed is an error: it reads as its default.
+
+        `now` is asked for where nothing says when the message was first seen; the system's clock unless given.
+        """
         headers = headers or h.NONE
         get, text, integer = headers.get, _text, h.integer
         identity = text(get(h.ID)) or message_id or new_id()
@@ -121,7 +124,7 @@ class Envelope(msgspec.Struct, frozen=True, kw_only=True):
             correlation_id=text(get(h.CORRELATION)) or identity,
             causation_id=text(get(h.CAUSATION)),
             attempt=max(integer(get(h.ATTEMPT)) or 1, 1),
-            first_seen=from_millis(seen if seen is not None and known else to_millis(now)),
+            first_seen=from_millis(seen if seen is not None and known else to_millis(now or datetime.now(UTC))),
             age_known=known,
             origin=text(get(h.ORIGIN)),
             error=text(get(h.ERROR)),

@@ -159,6 +159,8 @@ def text(value: object) -> str | None:
 
 def integer(value: object) -> int | None:
     """An integer header as it may arrive: a number, or text or bytes that read as one; a boolean is none."""
+    if type(value) is int and -(2**63) <= value < 2**63:
+        return value
     if isinstance(value, str | bytes):
         # int() takes more than other libraries read: underscores, and the digits of every script.
         digits = value if isinstance(value, bytes) else value.encode(errors="replace")

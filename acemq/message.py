@@ -179,8 +179,9 @@ def current_message() -> Message[Any] | None:
 
 
 def envelope_of(delivery: Delivery, clock: Clock) -> Envelope:
+    now = None if clock is SYSTEM else clock.now()
     return Envelope.from_headers(
-        delivery.headers, routing_key=delivery.routing_key, message_id=delivery.message_id, now=clock.now()
+        delivery.headers, routing_key=delivery.routing_key, message_id=delivery.message_id, now=now
     )
 
 

@@ -14,6 +14,7 @@ from msgspec.structs import replace
 from acemq import headers as h
 from acemq.clock import whole_seconds
 from acemq.connection import Connection
+from acemq.envelope import to_millis
 from acemq.errors import AcemqError, ConfigurationError, ReplayError
 from acemq.headers import Headers, HeaderValue
 from acemq.ids import new_id
@@ -131,7 +132,8 @@ class _Run:
         self._replay, self._target, self._limit, self._dry = replay, target, limit, dry
         self._connection = replay.connection
         self._transport = replay.connection.transport
-        self._began = time.monotonic()
+        self._began, self._began_ms = time.monotonic(), to_millis(replay.connection.clock.now())
+        self._moved: set[str] = set()
         self._looked_at = self._replayed = self._put_back = 0
         self._back: list[Delivery] = []
         """Held until the run ends, then given back in the order in which they were taken, so that they keep it."""
@@ -140,18 +142,13 @@ class _Run:
         in_hand: Delivery | None = None
         try:
             depth = await self._connection.depth(self._replay.queue)
-            waiting = depth.ready
-            moved: set[str] | None = None if depth.exact or depth.held is None else set()
             while True:
-                stopped = self._why_stop(waiting)
+                stopped = self._why_stop()
                 in_hand = None if stopped else await self._pull()
                 if stopped or in_hand is None:
                     return await self._end(stopped or StopReason.DRAINED)
-                if moved is not None and len(moved) < _REMEMBERED:
-                    identity = in_hand.message_id or ""
-                    if identity in moved:
-                        return await self._end(StopReason.DRAINED, in_hand)
-                    moved.add(identity)
+                if self._looked_at >= depth.ready and (depth.exact or not self._was_there(in_hand)):
+                    return await self._end(StopReason.DRAINED, in_hand)
                 self._looked_at += 1
                 result = await self._look_at(in_hand)
                 in_hand = None
@@ -166,12 +163,25 @@ class _Run:
             await asyncio.shield(self._end(stopped, in_hand, error))
             raise
 
-    def _why_stop(self, waiting: int) -> StopReason | None:
+    def _was_there(self, delivery: Delivery) -> bool:
+        """Whether a message was waiting when the run began, although the broker's count did not include it.
+
+        Such a count may be too low: RabbitMQ does not say when what was given back is there again.
+        """
+        failed_at = h.integer(delivery.headers.get(h.FAILED_AT))
+        return (
+            len(self._moved) < _REMEMBERED
+            and delivery.message_id is not None
+            and delivery.message_id not in self._moved
+            and (failed_at is None or failed_at < self._began_ms)
+        )
+
+    def _why_stop(self) -> StopReason | None:
         if self._limit is not None and self._replayed >= self._limit:
             return StopReason.LIMIT
         if len(self._back) >= self._replay.hold:
             return StopReason.HELD
-        return StopReason.DRAINED if self._looked_at >= waiting else None
+        return None
 
     async def _pull(self) -> Delivery | None:
         try:
@@ -198,6 +208,8 @@ class _Run:
             # Confirmed first, accepted second: a crash in between leaves two, never none.
             await self._transport.settle((Settlement(delivery, Verb.ACCEPT),))
             self._replayed += 1
+            if delivery.message_id is not None and len(self._moved) < _REMEMBERED:
+                self._moved.add(delivery.message_id)
         else:
             self._back.append(delivery)
         return result

@@ -343,7 +343,7 @@ async def test_o11_two_thousand_publishers_leave_nothing_behind(
     assert census.tasks() == tasks
 
     async def is_as_before() -> bool:
-        return (await census.on_broker(rabbitmq))["channels"] == channels
+        return bool((await census.on_broker(rabbitmq))["channels"] == channels)
 
     await until_async(is_as_before)
     assert (await mq.depth(queue)).ready == 2_001

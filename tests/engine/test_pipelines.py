@@ -123,6 +123,18 @@ async def test_m079_none_ends_a_run_early_and_is_no_failure(mq: AceMQ, name: str
     assert sorted(steps.ran["c"]) == [0, 2, 4, 6, 8]
 
 
+async def test_a_thousand_runs_of_which_a_third_is_filtered_add_up(mq: AceMQ, name: str) -> None:
+    async def keep(order: Order) -> Order | None:
+        return order if order.n % 3 else None
+
+    async def store(order: Order) -> None: ...
+
+    async with mq.pipeline(name, Order).step("keep", keep).step("store", store).start() as running:
+        await asyncio.gather(*(running.send(Order(n)) for n in range(1, 1_001)))
+        await until(lambda: running.counters.in_flight == 0, within=30)
+        assert running.counters == acemq.PipelineCounters(entered=1_000, completed=667, ended_early=333)
+
+
 async def test_m080_a_dead_letter_resumes_at_the_step_it_had_reached(
     mq: AceMQ, pipeline: Pipeline[Order, None], steps: Steps
 ) -> None:

@@ -233,3 +233,42 @@ async def test_into_another_queue(mq: AceMQ, queue: str, dead: str) -> None:
     await bury(mq, queue, "a")
     result = await mq.replay(queue).into(dead).run()
     assert (result.source, result.target, result.replayed) == (queue, dead, 1)
+
+
+async def test_o17_of_fifty_the_ten_that_fail_again_are_left_with_a_count_of_one(
+    mq: AceMQ, queue: str, dead: str
+) -> None:
+    seen: list[Message[int]] = []
+
+    async def handle(message: Message[int]) -> Ack | None:
+        seen.append(message)
+        return Ack.reject("again") if message.payload <= 10 else None
+
+    await bury(mq, dead, *["acme"] * 50)
+    async with mq.consume(queue, int, handle) as consumer:
+        result = await mq.replay(dead).run()
+        await until(lambda: consumer.counters.acked == 40 and consumer.counters.rejected == 10)
+    assert (result.replayed, result.stopped) == (50, StopReason.DRAINED)
+    assert len(seen) == 50
+    assert all(message.attempt == 1 and message.headers[h.REPLAYED_FROM] == dead for message in seen)
+    left_over = await mq.pull_many(dead, int, most=100)
+    assert [each.headers[h.REPLAY_COUNT] for each in left_over] == [1] * 10
+    for each in left_over:
+        await each.accept()
+
+
+async def test_a_run_after_a_dry_run_sees_all_that_was_given_back(mq: AceMQ, queue: str, dead: str) -> None:
+    await mq.send_many(dead, range(1_500))
+    assert (await mq.replay(dead).dry_run()).replayed == 1_500
+    assert (await mq.replay(dead).run()).replayed == 1_500
+
+
+@pytest.mark.slow
+async def test_a_filter_that_accepts_none_of_twenty_thousand_stops_at_ten_thousand_in_order(
+    mq: AceMQ, dead: str
+) -> None:
+    await mq.send_many(dead, range(20_000))
+    result = await mq.replay(dead).where(lambda m: False).run()
+    assert (result.put_back, result.stopped) == (10_000, StopReason.HELD)
+    assert (await mq.depth(dead)).ready == 20_000
+    assert await left(mq, dead) == list(range(1_000))

@@ -226,3 +226,39 @@ async def test_twenty_messages_on_rungs_leave_the_consumer_free(mq: AceMQ, clock
         assert seen[-1] == 20
         await clock.advance(21 * SECOND)
         await until(lambda: len(seen) == 41)
+
+
+async def test_m025_default_options_are_five_attempts_and_then_the_dead_letters(mq: AceMQ, clock: MovableClock) -> None:
+    failing = Failing(clock)
+    async with mq.consume("q", int, failing) as consumer:
+        await mq.send("q", 1)
+        await clock.advance(30 * SECOND)
+        assert consumer.counters.dead_lettered == 1
+    assert failing.attempts == [1, 2, 3, 4, 5]
+    for wait, wanted in zip(failing.waits, (1, 2, 4, 8), strict=True):
+        assert wanted * 0.8 <= wait <= wanted * 1.2
+    letter = await mq.pull("q.dlq", int)
+    assert letter is not None
+    assert (letter.attempt, letter.body) == (5, b"1")
+    assert letter.wire_headers["x-acemq-error"] == "exhausted 5 attempts: boom"
+
+
+async def test_an_expired_message_is_never_handled_and_lies_in_the_dead_letters(mq: AceMQ, clock: MovableClock) -> None:
+    await mq.declare(Topology().queue("short", type="classic", dead_letter=True))
+    handled: list[int] = []
+    await mq.send("short", 1, expires_in=2 * SECOND)
+    await clock.advance(3 * SECOND)
+    async with mq.consume("short", int, lambda message: handled.append(message.payload)):
+        await clock.advance(SECOND)
+    assert handled == []
+    assert (await mq.depth("short.dlq")).ready == 1
+
+
+async def test_an_expiry_outlives_a_retry(mq: AceMQ, clock: MovableClock) -> None:
+    failing = Failing(clock)
+    await mq.declare(Topology().queue("short", type="classic", dead_letter=True))
+    async with mq.consume("short", int, failing, retry=RetryPolicy.fixed(5, 10 * SECOND)):
+        await mq.send("short", 1, expires_in=15 * SECOND)
+        await clock.advance(60 * SECOND)
+    assert failing.attempts == [1, 2]
+    assert (await mq.depth("short.dlq")).ready == 1

@@ -55,6 +55,7 @@ class Recorder:
         self.lost_by.append((by, len(batch)))
 
     def changed(self, state: SubscriptionState, /) -> None:
+        assert not self._is_inside, "called re-entrantly"
         self.phases.append(state.phase)
         self.state = state
 

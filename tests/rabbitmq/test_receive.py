@@ -185,6 +185,22 @@ async def test_pause_takes_nothing_and_hoards_nothing(dial: Dial, declare: Decla
     assert sink.phases == [ACTIVE, SubscriptionPhase.PAUSED, RECOVERING, ACTIVE]
 
 
+async def test_pausing_from_within_deliver_is_allowed(dial: Dial, declare: Declare) -> None:
+    broker, queue, sink = await dial(), await declare(), Recorder()
+    subscription = await broker.subscribe(queue, sink, prefetch=2)
+    sink.on_deliver = lambda _: subscription.pause()
+    await fill(broker, queue, 6)
+    for turn in range(1, 7):
+        await until(lambda: sink.phases[-1] is SubscriptionPhase.PAUSED, "it is paused")
+        await settle(broker, sink.got)
+        if len(sink.got) >= 6:
+            break
+        subscription.resume()
+        await sink.has(turn + 1)
+    assert sorted(set(sink.bodies())) == [b"%d" % number for number in range(6)]
+    await until_depth(broker, queue, 0)
+
+
 async def test_a_sink_that_raises_is_logged_and_its_deliveries_stay_held(
     dial: Dial, declare: Declare, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -397,3 +413,51 @@ async def test_cancelled_calls_leave_no_consumer_and_no_channel(
         while await consumers():
             pass
     assert broker.state.generation == 1
+
+
+@pytest.mark.slow
+async def test_what_a_wiped_server_has_forgotten_is_declared_again_once(
+    start_rabbitmq: StartRabbitMQ, dial: Dial, name: str
+) -> None:
+    server = await asyncio.to_thread(start_rabbitmq)
+    broker, sink = await dial(server.url), Recorder()
+    exchange, queue = f"{name}-x", f"{name}-q"
+    topology = Topology().exchange(exchange, "topic").queue(queue, type="classic", dead_letter=True)
+    await broker.apply(topology.bind(queue, exchange, "order.*"), ApplyMode.CREATE)
+    subscription = await broker.subscribe(queue, sink, prefetch=5)
+
+    def wipe() -> None:
+        for command in ("stop_app", "reset", "start_app"):
+            server.ctl(command)
+
+    await asyncio.to_thread(wipe)
+    await until(
+        lambda: subscription.state.phase is ACTIVE and subscription.state.generation == 2, "it is back", within=15
+    )
+    assert subscription.state.gap
+    assert await broker.exists(f"{queue}.dlq")
+    (sent,) = await send(broker, out("order.placed", exchange=exchange), within=timedelta(seconds=10))
+    assert sent.outcome is Published.ROUTED
+    await sink.has(1)
+
+
+@pytest.mark.slow
+async def test_an_orderly_restart_loses_nothing_and_everything_is_handled(
+    start_rabbitmq: StartRabbitMQ, dial: Dial, name: str
+) -> None:
+    server = await asyncio.to_thread(start_rabbitmq)
+    broker, sink = await dial(server.url), Recorder()
+    await broker.apply(Topology().queue(name), ApplyMode.CREATE)
+    await fill(broker, name, 50)
+    await broker.subscribe(name, sink, prefetch=5)
+    await sink.has(5)
+    await asyncio.to_thread(server.stop)
+    await asyncio.to_thread(server.start)
+    await sink.has(10, within=30)
+    settled = 5
+    while len({delivery.message_id for delivery in sink.got[5:settled]}) < 50:
+        await sink.has(settled + 1)
+        assert await settle(broker, sink.got[settled : settled + 1]) == [Settled.DONE]
+        settled += 1
+    assert sink.lost_by == [(LostBy.CONNECTION, 5)]
+    assert all(delivery.deliveries for delivery in sink.got)

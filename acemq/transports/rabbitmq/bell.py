@@ -1,8 +1,13 @@
-"""Waiting until it is worth looking again."""
+"""Waiting until it is worth looking again, and loops that must not end by mistake."""
 
 from __future__ import annotations
 
 import asyncio
+import logging
+from collections.abc import Coroutine
+from typing import Any
+
+log = logging.getLogger("acemq.rabbitmq")
 
 
 class Bell:
@@ -33,3 +38,15 @@ class Bell:
         finally:
             self._waiting.discard(waiting)
         return True
+
+
+def keep(loop: Coroutine[Any, Any, None], what: str) -> asyncio.Task[None]:
+    """Run what goes on until it is cancelled. Should it ever fail, that is said, and not only when it is collected."""
+    task = asyncio.create_task(loop, name=f"acemq keeps {what}")
+    task.add_done_callback(_say_failure)
+    return task
+
+
+def _say_failure(task: asyncio.Task[None]) -> None:
+    if not task.cancelled() and (error := task.exception()) is not None:
+        log.critical("%s: ended by a mistake of ours", task.get_name(), exc_info=error)

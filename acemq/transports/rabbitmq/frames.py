@@ -66,9 +66,9 @@ def ack(channel: int, tag: int, multiple: bool = False) -> bytes:
     return _settle(METHOD, channel, 13, BASIC_ACK, tag, multiple, END_BYTE)
 
 
-def nack(channel: int, tag: int) -> bytes:
-    """Requeue one message."""
-    return _settle(METHOD, channel, 13, BASIC_NACK, tag, 2, END_BYTE)
+def nack(channel: int, tag: int, multiple: bool = False) -> bytes:
+    """Requeue one message, or all up to this one."""
+    return _settle(METHOD, channel, 13, BASIC_NACK, tag, 3 if multiple else 2, END_BYTE)
 
 
 def cancel(channel: int, consumer: str) -> bytes:
@@ -225,7 +225,7 @@ NO_PROPERTIES = Properties(None, table.NO_HEADERS, None, None, None, None)
 
 
 def read_properties(raw: bytes) -> Properties:
-    """From the flags on, as in a content header behind the body's size."""
+    """From the flags on, as in a content header behind the body's size. IndexError or struct.error: broken."""
     (flags,) = u16_at(raw, 0)
     if not flags & 0xAB80:
         return NO_PROPERTIES
@@ -260,6 +260,9 @@ def read_properties(raw: bytes) -> Properties:
     if flags & 0x0080:
         end = at + 1 + raw[at]
         message_id = raw[at + 1 : end].decode(errors="replace")
+        at = end
+    if at > len(raw):
+        raise IndexError
     return Properties(content_type, headers, priority, reply_to, expiration, message_id)
 
 

@@ -73,15 +73,17 @@ class Ledger:
 
 def settlement_frames(channel: int, accepted: list[int], requeued: list[int], lowest_held: int | None) -> list[bytes]:
     """A `multiple` covers every tag up to its own, so it may only name one below which nothing is held."""
-    # Requeues first: a `multiple` after them does not touch them, before them it would accept them.
-    out = [frames.nack(channel, tag) for tag in requeued]
-    if lowest_held is None:
-        covered, single = accepted, []
-    else:
-        covered = [tag for tag in accepted if tag < lowest_held]
-        single = [tag for tag in accepted if tag > lowest_held]
-    if covered:
-        out.append(frames.ack(channel, max(covered), multiple=len(covered) > 1))
+    if requeued:
+        # Accepted first, and one by one: a `multiple` before the requeues would accept them, too.
+        out = [frames.ack(channel, tag) for tag in accepted]
+        last = max(requeued)
+        if lowest_held is None or lowest_held > last:
+            # RabbitMQ sorts each requeue into the queue: ten thousand of them one by one keep it busy for a minute.
+            return [*out, frames.nack(channel, last, multiple=len(requeued) > 1)]
+        return [*out, *(frames.nack(channel, tag) for tag in requeued)]
+    covered = [tag for tag in accepted if lowest_held is None or tag < lowest_held]
+    single = [tag for tag in accepted if lowest_held is not None and tag > lowest_held]
+    out = [frames.ack(channel, max(covered), multiple=len(covered) > 1)] if covered else []
     out.extend(frames.ack(channel, tag) for tag in single)
     return out
 

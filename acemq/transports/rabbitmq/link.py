@@ -14,7 +14,7 @@ from acemq.retry import Backoff
 from acemq.transport import AccessDenied, NotConnected, Phase, TransportError
 
 from .address import Address, Host
-from .bell import Bell
+from .bell import Bell, keep
 from .session import Session, dial
 
 T = TypeVar("T")
@@ -95,7 +95,7 @@ class Link:
             await sleep(self._clock, self._reconnect.pause(rounds))
             rounds += 1
         self._arrived(session)
-        self._keeping = asyncio.create_task(self._keep(session), name=f"acemq keeps {self.name}")
+        self._keeping = keep(self._keep(session), self.name)
 
     async def close(self, within: float) -> None:
         self._now(Phase.CLOSING)

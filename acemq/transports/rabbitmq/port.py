@@ -40,10 +40,12 @@ from acemq.transport import (
 
 from . import capabilities, ledger
 from .address import Address
+from .bell import keep
+from .consumer import ConsumeOptions
 from .link import Link
 from .publish import Publisher
 from .pull import Pullers
-from .receive import ConsumeOptions, Subscription
+from .receive import Subscription
 from .session import ANSWER_LIMIT
 from .topology import BrokerTopology
 
@@ -80,7 +82,7 @@ class _Running:
                     dialling.create_task(link.open())
         except BaseExceptionGroup as failures:
             raise failures.exceptions[0] from None
-        self.publishing = asyncio.create_task(self.publisher.keep(), name="acemq keeps a channel to publish on")
+        self.publishing = keep(self.publisher.keep(), "a channel to publish on")
         await self.publisher.ready()
 
     async def close(self, grace: float) -> None:

@@ -22,6 +22,7 @@ from acemq.transport import (
     PublishResult,
     TimedOut,
     TransportError,
+    Unroutable,
 )
 
 from . import frames
@@ -55,6 +56,7 @@ class _PublishChannel:
         self._clock, self._check_priority = clock, check_priority
         self._sweep_at = _NEVER
         self._timer: Timer | None = None
+        self._returned = Unroutable(""), ("", "")
 
     async def open(self) -> None:
         channel = await self.session.channel(self, confirms=True)

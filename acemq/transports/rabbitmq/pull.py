@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from acemq.transport import AccessDenied, Delivery, NotConnected, QueueMissing, TimedOut, TransportError, Verb
 
 from . import frames
+from .consumer import Topology
 from .incoming import IncomingChannel
 from .lane import End
 from .link import Link
-from .receive import Topology
 from .session import ANSWER_LIMIT, Session, close_channel
 
 _FIRST_LOOK, _SLOWEST_LOOK = 0.02, 0.1

@@ -5,17 +5,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from enum import IntEnum
-from typing import Any, Protocol, cast
 
-import msgspec
-from aiormq.abc import ArgumentsType, DeliveredMessage
 from msgspec.structs import replace
 
 from acemq.clock import Clock
-from acemq.errors import AcemqError, CapabilityError, ClosedError, ConfigurationError
-from acemq.headers import HeaderValue, check
+from acemq.errors import AcemqError, ClosedError
 from acemq.transport import (
     AccessDenied,
     Delivery,
@@ -27,15 +23,13 @@ from acemq.transport import (
     SubscriptionState,
     TimedOut,
     TransportError,
-    Verb,
 )
 
-from . import frames
-from .bell import Bell
-from .incoming import IncomingChannel
+from .bell import Bell, keep
+from .consumer import ConsumeOptions, Consumer, Topology
 from .lane import End
 from .link import Link
-from .session import ANSWER_LIMIT, Session, ask, close_channel
+from .session import Session
 
 log = logging.getLogger("acemq.rabbitmq")
 
@@ -43,139 +37,6 @@ _SPACED = (1.0, 5.0)
 """Seconds between two registrations on one link, from and to. So one that has lasted is made again at once."""
 _MISSING = (5.0, 30.0)
 """Likewise while the queue does not exist."""
-
-
-class ConsumeOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What `options` of `subscribe` may hold."""
-
-    name: str | None = None
-    """The consumer tag, the same after a recovery."""
-    priority: int | None = None
-    arguments: Mapping[str, HeaderValue] = msgspec.field(default_factory=dict[str, HeaderValue])
-
-    @staticmethod
-    def read(given: Mapping[str, object]) -> ConsumeOptions:
-        for key, value in given.items():
-            match key, value:
-                case "name", str() if 1 <= len(value.encode()) <= frames.SHORT_LIMIT:
-                    pass
-                case "priority", int() if not isinstance(value, bool) and -(2**31) <= value < 2**31:
-                    pass
-                case "arguments", Mapping():
-                    for name, argument in cast("Mapping[str, object]", value).items():
-                        check(name, argument)
-                case "offset", _:
-                    raise CapabilityError("rabbitmq", "streams", "offset", "They are not built yet")
-                case "name" | "priority" | "arguments", _:
-                    raise ConfigurationError(f"{key}={value!r} of a subscription cannot be used")
-                case _:
-                    raise ConfigurationError(
-                        f"option {key!r} of a subscription is not known; there are name, priority and arguments"
-                    )
-        return ConsumeOptions(**cast("dict[str, Any]", given))
-
-    def consume_arguments(self) -> ArgumentsType:
-        priority = {} if self.priority is None else {"x-priority": self.priority}
-        return cast("ArgumentsType", {**self.arguments, **priority})
-
-
-class Topology(Protocol):
-    """What a subscription asks about its queue."""
-
-    def counts_deliveries(self, queue: str) -> bool | None: ...
-
-    async def restore(self, session: Session, queue: str, *, was_deleted: bool) -> bool:
-        """Make again what this transport had made and a new connection does not find; False if that is not done."""
-        ...
-
-
-class _Consumer(IncomingChannel):
-    """The channel of a subscription, from its opening to its end."""
-
-    def __init__(self, session: Session, subscription: Subscription) -> None:
-        queue = subscription.queue
-        super().__init__(session, queue, counts=subscription.topology.counts_deliveries(queue))
-        self.is_registered = False
-        self.was_cancelled = False
-        """By the broker: the queue is gone, or its leader has moved."""
-        self._subscription = subscription
-        self._waiting: list[Delivery] = []
-        """Arrived, and not handed out yet."""
-
-    async def register(self) -> None:
-        """Open the channel if it is not open yet, and ask for deliveries."""
-        wanted = self._subscription
-        async with asyncio.timeout(ANSWER_LIMIT):
-            if not self.is_open:
-                await self.open()
-                await ask(self.channel.basic_qos(prefetch_count=wanted.prefetch))
-            arguments = wanted.options.consume_arguments()
-            await ask(
-                self.channel.basic_consume(self.queue, _never_called, consumer_tag=wanted.name, arguments=arguments)
-            )
-        self.is_registered = True
-
-    @property
-    def is_usable(self) -> bool:
-        return self.end is None and not self.was_cancelled
-
-    @property
-    def handed_out(self) -> int:
-        return len(self.ledger.held) - len(self._waiting) if self.is_open else 0
-
-    def cancel(self) -> None:
-        """Ask for nothing more, from now on and without waiting for an answer."""
-        if self.is_registered and self.is_usable:
-            self.session.lane.write(frames.cancel(self.channel.number, self._subscription.name))
-            self.channel.consumers.pop(self._subscription.name, None)  # else aiormq would not register it again
-        self.is_registered = False
-
-    def method(self, method: int, data: bytes, at: int, end: int) -> bool:
-        if method == frames.BASIC_CANCEL:
-            self.was_cancelled = True
-            self._subscription.lost_queue(self)
-        return super().method(method, data, at, end)
-
-    def arrived(self, tag: int, delivery: Delivery) -> None:
-        if self._subscription.is_paused:
-            self.ledger.settle(tag, Verb.REQUEUE)  # was on its way when we cancelled: for somebody else
-            return
-        if not self._waiting:
-            self.session.lane.after_chunk(self.hand_out)
-        self._waiting.append(delivery)
-
-    def hand_out(self) -> None:
-        """What has come together, in one call. It waits while the subscription is not open, and above its prefetch.
-
-        The broker keeps to the prefetch by itself; after a pause it does not count what was out before it.
-        """
-        room = self._subscription.room(self)
-        if room > 0 and self._waiting:
-            batch, self._waiting = self._waiting[:room], self._waiting[room:]
-            self._subscription.deliver(batch)
-        self.ledger.after_write = self.hand_out if self._waiting else None
-
-    def lose(self) -> Sequence[Delivery]:
-        """Everything that was handed out and not settled; from now on settling it is stale."""
-        unseen = {id(delivery) for delivery in self._waiting}
-        self._waiting = []
-        return [delivery for delivery in self.ledger.lose() if id(delivery) not in unseen] if self.is_open else ()
-
-    def ended(self, end: End) -> None:
-        super().ended(end)
-        self.is_registered = False
-        self._subscription.lost_channel(self, end)
-
-    async def close(self) -> None:
-        """Give back in place all that is held, after what was settled: both by closing the channel."""
-        if self.is_open and self.end is None:
-            self.session.lane.flush()
-            self.lose()  # before the close is sent: an acknowledgement behind it would cost the whole link
-            await close_channel(self.channel)
-
-
-async def _never_called(message: DeliveredMessage) -> None:
-    """aiormq wants a callback; the lane takes all deliveries before it."""
 
 
 class _Wanted(IntEnum):
@@ -208,7 +69,7 @@ class Subscription:
         self._state = SubscriptionState(phase=SubscriptionPhase.RECOVERING, since=clock.now(), generation=0)
         self._wanted = _Wanted.DELIVERIES
         self._has_begun = False
-        self._consumer: _Consumer | None = None
+        self._consumer: Consumer | None = None
         self._keeping: asyncio.Task[None] | None = None
         self._news = Bell()
         self._not_before = 0.0
@@ -231,12 +92,12 @@ class Subscription:
             self._wanted = _Wanted.PAUSE
             if self._consumer is not None:
                 self._consumer.cancel()
-            self._now(SubscriptionPhase.PAUSED)
+            self._now(SubscriptionPhase.PAUSED, soon=True)
 
     def resume(self) -> None:
         if self._wanted is _Wanted.PAUSE:
             self._wanted = _Wanted.DELIVERIES
-            self._now(SubscriptionPhase.RECOVERING)
+            self._now(SubscriptionPhase.RECOVERING, soon=True)
             self.nudge()
 
     async def stop(self) -> None:
@@ -255,7 +116,7 @@ class Subscription:
         if consumer is not None:
             await consumer.close()
 
-    def forget(self) -> _Consumer | None:
+    def forget(self) -> Consumer | None:
         """The end, but for the channel: settling what is held is in vain from here on."""
         self._now(SubscriptionPhase.CLOSED)
         self._wanted = _Wanted.CLOSE
@@ -284,7 +145,7 @@ class Subscription:
         except BaseException:
             self.forget()
             raise
-        self._keeping = asyncio.create_task(self._keep(), name=f"acemq keeps {self.name}")
+        self._keeping = keep(self._keep(), self.name)
 
     def begin(self) -> None:
         """Deliver, from the next turn on: the first delivery comes when whoever subscribes holds the subscription."""
@@ -299,7 +160,7 @@ class Subscription:
     async def _register(self, session: Session, *, gap: bool = False) -> None:
         consumer = self._consumer
         if consumer is None or not consumer.is_usable:
-            consumer = _Consumer(session, self)
+            consumer = Consumer(session, self)
         try:
             await consumer.register()
             if not consumer.is_usable:
@@ -387,7 +248,7 @@ class Subscription:
     def is_paused(self) -> bool:
         return self._wanted is _Wanted.PAUSE
 
-    def room(self, consumer: _Consumer) -> int:
+    def room(self, consumer: Consumer) -> int:
         """How many deliveries may be handed out now."""
         if self._state.phase is not SubscriptionPhase.ACTIVE or not self._has_begun:
             return 0
@@ -399,19 +260,19 @@ class Subscription:
         except Exception:
             log.exception("%r: deliveries could not be taken over; they stay unsettled", self.queue)
 
-    def lost_queue(self, consumer: _Consumer) -> None:
+    def lost_queue(self, consumer: Consumer) -> None:
         if consumer is self._consumer and self._wanted < _Wanted.STOP:
             log.warning("%r: the broker has ended the subscription: the queue was deleted or moved", self.queue)
             self._lost(consumer, LostBy.QUEUE, f"queue {self.queue!r} was deleted or moved")
 
-    def lost_channel(self, consumer: _Consumer, end: End) -> None:
+    def lost_channel(self, consumer: Consumer, end: End) -> None:
         if consumer is not self._consumer or consumer.was_cancelled:
             return
         if end.by is LostBy.CHANNEL and self._wanted < _Wanted.STOP:
             log.warning("%r: the channel of %r was closed: %s; subscribing again", self.queue, self.name, end)
         self._lost(consumer, end.by, f"queue {self.queue!r}: {end}")
 
-    def _lost(self, consumer: _Consumer, by: LostBy, error: str) -> None:
+    def _lost(self, consumer: Consumer, by: LostBy, error: str) -> None:
         self._tell_lost(consumer.lose(), by)
         if self._wanted is _Wanted.DELIVERIES:
             self._state = replace(self._state, error=error)
@@ -425,17 +286,26 @@ class Subscription:
             except Exception:
                 log.exception("%r: the loss of %d deliveries could not be told", self.queue, len(lost))
 
-    def _now(self, phase: SubscriptionPhase) -> None:
+    def _now(self, phase: SubscriptionPhase, *, soon: bool = False) -> None:
+        """`soon`: told in a turn of its own, since `pause` and `resume` may be called from within the sink."""
         if phase is self._state.phase or self._wanted is _Wanted.CLOSE:
             return
         error = self._state.error if phase is SubscriptionPhase.RECOVERING else None
         self._state = replace(self._state, phase=phase, since=self._clock.now(), error=error)
         if not self._state.generation:
             return  # it never came to be
+        if soon:
+            asyncio.get_running_loop().call_soon(self._tell_changed, self.state)
+        else:
+            self._tell_changed(self.state)
+
+    def _tell_changed(self, state: SubscriptionState) -> None:
+        if self._wanted is _Wanted.CLOSE:
+            return
         try:
-            self._sink.changed(self.state)
+            self._sink.changed(state)
         except Exception:
-            log.exception("%r: the change to %s could not be told", self.queue, phase)
+            log.exception("%r: the change to %s could not be told", self.queue, state.phase)
 
 
 def _refusal(queue: str, error: TransportError) -> TransportError:

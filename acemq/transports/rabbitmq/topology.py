@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import re
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import TypeVar, cast
 
@@ -30,6 +29,7 @@ from acemq.transport import (
 )
 
 from .capabilities import levels
+from .drift import UNLISTED, bindings_seen, drift_of, name_of, refuse_drift, refuse_missing, told
 from .link import Link
 from .session import ANSWER_LIMIT, Session, ask
 
@@ -39,12 +39,6 @@ log = logging.getLogger("acemq.rabbitmq")
 
 NOT_FOUND, LOCKED, PRECONDITION_FAILED, ACCESS_REFUSED = 404, 405, 406, 403
 
-_INEQUIVALENT = re.compile(
-    r"inequivalent arg '(?P<argument>[^']+)' .*?: received (?P<wanted>.*?) but current is (?P<found>.*)"
-)
-_VALUE = re.compile(r"the value '(?P<value>.*)' of type '(?P<type>.*)'|'(?P<word>.*)'|(?P<none>none)")
-_UNLISTED = "AMQP cannot list bindings; it was declared again"
-_UNCHECKED = "AMQP cannot list bindings; not looked for"
 _Key = tuple[str, str, str, str]
 _Question = Callable[[Channel], Awaitable[T]]
 
@@ -93,15 +87,15 @@ class BrokerTopology:
                 )
         async with self._questions() as broker:
             findings = [await _look(broker, declared) for declared in declarations if declared.kind != "binding"]
-            findings += _bindings_seen(declarations, findings)
+            findings += bindings_seen(declarations, findings)
             match mode:
                 case ApplyMode.REPORT:
                     pass
                 case ApplyMode.VERIFY:
-                    _refuse_drift(findings)
-                    _refuse_missing(findings)
+                    refuse_drift(findings)
+                    refuse_missing(findings)
                 case ApplyMode.CREATE:
-                    _refuse_drift(findings)
+                    refuse_drift(findings)
                     findings = [
                         await _create(broker, declared, finding)
                         for declared, finding in zip(declarations, findings, strict=True)
@@ -138,7 +132,7 @@ class BrokerTopology:
                     try:
                         await broker.ask(_declare(declared))
                     except TransportError as refusal:
-                        refusals.append(f"{_name(declared)}: {refusal}")
+                        refusals.append(f"{name_of(declared)}: {refusal}")
         except TimeoutError:
             refusals.append("no answer")
         if refusals:
@@ -317,7 +311,7 @@ async def _look(broker: _Questions, declared: Declaration) -> Finding:
     except TransportError as error:
         match error.code:
             case 406:
-                return _drift(declared, str(error))
+                return drift_of(declared, str(error))
             case 403:
                 return Finding(verdict="present", kind=kind, name=name, note="not compared: no right to declare it")
             case 404:
@@ -325,49 +319,6 @@ async def _look(broker: _Questions, declared: Declaration) -> Finding:
             case _:
                 raise
     return Finding(verdict="present", kind=kind, name=name)
-
-
-def _drift(declared: Declaration, text: str) -> Finding:
-    said = _INEQUIVALENT.search(text)
-    if said is None:
-        return Finding(verdict="drift", kind=declared.kind, name=declared.name, note=text)
-    return Finding(
-        verdict="drift",
-        kind=declared.kind,
-        name=declared.name,
-        argument=said["argument"],
-        wanted=_value(said["wanted"], said["argument"]),
-        found=_value(said["found"], said["argument"]),
-    )
-
-
-def _value(text: str, argument: str) -> object:
-    """From the broker's words: `none`, `'true'`, `the value '1000' of type 'signedint'`."""
-    found = _VALUE.match(text)
-    if found is None:
-        return text
-    if found["none"]:
-        return "classic" if argument == "x-queue-type" else None
-    value = found["word"] if found["word"] is not None else found["value"]
-    if value in ("true", "false"):
-        return value == "true"
-    return int(value) if re.fullmatch(r"-?\d+", value) and found["type"] != "longstr" else value
-
-
-def _bindings_seen(declarations: Sequence[Declaration], findings: Sequence[Finding]) -> Iterator[Finding]:
-    missing = {(finding.kind, finding.name) for finding in findings if finding.verdict == "missing"}
-    for declared in declarations:
-        if declared.kind == "binding":
-            if missing.isdisjoint({("queue", declared.name), ("exchange", declared.exchange)}):
-                yield Finding(verdict="present", kind="binding", name=_name(declared), note=_UNCHECKED)
-            else:
-                yield Finding(verdict="missing", kind="binding", name=_name(declared))
-
-
-def _name(declared: Declaration) -> str:
-    if declared.kind != "binding":
-        return declared.name
-    return f"{declared.name} <- {declared.exchange} on {declared.routing_key!r}"
 
 
 async def _create(broker: _Questions, declared: Declaration, finding: Finding) -> Finding:
@@ -378,39 +329,16 @@ async def _create(broker: _Questions, declared: Declaration, finding: Finding) -
     except TransportError as error:
         if error.code == PRECONDITION_FAILED:
             # Somebody else has just made it, otherwise; or it cannot be made so at all.
-            drift = _drift(declared, str(error))
+            drift = drift_of(declared, str(error))
             raise (
-                DriftError([drift], _told(drift)) if drift.argument else TopologyError(f"{declared}: {error}")
+                DriftError([drift], told(drift)) if drift.argument else TopologyError(f"{declared}: {error}")
             ) from None
         if error.code == NOT_FOUND:
             raise TopologyError(f"{declared}: {error}") from None
         raise _denied(error, f"{declared.kind} {declared.name!r}") from None
     if finding.verdict == "missing":
-        return Finding(verdict="created", kind=declared.kind, name=_name(declared))
-    return Finding(verdict="present", kind=declared.kind, name=_name(declared), note=_UNLISTED)
-
-
-def _refuse_drift(findings: Sequence[Finding]) -> None:
-    drifts = [finding for finding in findings if finding.verdict == "drift"]
-    if drifts:
-        raise DriftError(findings, *map(_told, drifts))
-
-
-def _refuse_missing(findings: Sequence[Finding]) -> None:
-    missing = [
-        f"{finding.kind} {finding.name!r} does not exist" for finding in findings if finding.verdict == "missing"
-    ]
-    if missing:
-        raise TopologyError(*missing)
-
-
-def _told(drift: Finding) -> str:
-    if drift.argument is None:
-        return f"{drift.kind} {drift.name!r}: {drift.note}"
-    return (
-        f"{drift.kind} {drift.name!r} has {drift.argument}={drift.found!r}, and {drift.wanted!r} is wanted; "
-        "a broker never changes it: delete it or describe it as it is"
-    )
+        return Finding(verdict="created", kind=declared.kind, name=name_of(declared))
+    return Finding(verdict="present", kind=declared.kind, name=name_of(declared), note=UNLISTED)
 
 
 def _denied(error: TransportError, what: str) -> TransportError:

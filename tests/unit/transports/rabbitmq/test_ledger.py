@@ -49,10 +49,18 @@ def test_one_alone_is_not_a_multiple() -> None:
     assert (ack.delivery_tag, ack.multiple) == (5, False)
 
 
-def test_requeues_go_before_a_multiple_that_would_accept_them() -> None:
-    nack, ack = read(settlement_frames(1, [1, 3], [2], None))
+def test_what_was_accepted_leaves_before_requeues_and_by_itself() -> None:
+    first, second, nack = read(settlement_frames(1, [1, 3], [2], None))
+    assert [(ack.delivery_tag, ack.multiple) for ack in (first, second)] == [(1, False), (3, False)]
     assert isinstance(nack, commands.Basic.Nack)
-    assert (nack.delivery_tag, ack.delivery_tag, ack.multiple) == (2, 3, True)
+    assert (nack.delivery_tag, nack.multiple, nack.requeue) == (2, False, True)
+
+
+def test_many_requeues_are_one_frame_where_nothing_below_is_held() -> None:
+    ack, nack = read(settlement_frames(1, [2], [1, 3, 4], None))
+    assert (ack.delivery_tag, ack.multiple) == (2, False)
+    assert (nack.delivery_tag, nack.multiple, nack.requeue) == (4, True, True)
+    assert [frame.delivery_tag for frame in read(settlement_frames(1, [], [2, 3], 1))] == [2, 3]
 
 
 @given(st.integers(1, 40), st.data())
