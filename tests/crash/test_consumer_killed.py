@@ -23,6 +23,10 @@ async def empty(mq: AceMQ, *queues: str) -> bool:
     return not any([(await mq.depth(queue)).ready for queue in queues])
 
 
+async def holds(mq: AceMQ, queue: str, count: int) -> bool:
+    return (await mq.depth(queue)).ready == count
+
+
 async def send(mq: AceMQ, queue: str, jobs: Sequence[Job]) -> list[str]:
     return [receipt.message_id for receipt in await mq.send_many(queue, jobs)]
 
@@ -47,8 +51,9 @@ async def test_kill_9_of_a_consumer_loses_nothing_and_every_attempt_is_counted(
     consume = [Watched(queue, waits=[0, 0])]
 
     first = workers.start(rabbit_url, consume=consume, holds=True)
-    await until(lambda: len(recorder.ids("held")) == 10, within=30)
     # In work: ten that are held, ten that were fetched and not begun. Behind them: the second attempts of the failing.
+    await until(lambda: len(recorder.ids("held")) == 10, within=30)
+    await until_async(lambda: holds(mq, queue, 20))
     first.kill()
 
     second = workers.start(rabbit_url, consume=consume)

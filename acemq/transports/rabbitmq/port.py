@@ -64,9 +64,7 @@ class _Running:
         names = [f"{name} publish", f"{name} consume"] if links == 2 else [name]
         self.links = [Link(each, address, clock, reconnect, changed) for each in names]
         self.topology = BrokerTopology(self.links[-1], clock)
-        self.publisher = Publisher(
-            self.links[0], clock, look=self.topology.look_at_exchange, check_priority=self.topology.check_priority
-        )
+        self.publisher = Publisher(self.links[0], clock, look=self.topology.look_at_exchange)
         self.subscriptions: set[Subscription] = set()
         self.pullers = Pullers(self.links[-1], self.topology)
         self.publishing: asyncio.Task[None] | None = None

@@ -46,14 +46,14 @@ _FORBIDDEN_FOR = 5.0
 class _PublishChannel:
     """A confirm channel from its opening to its end; what is published on it, and what is known of its exchanges."""
 
-    def __init__(self, session: Session, clock: Clock, check_priority: Callable[[Outgoing], None]) -> None:
+    def __init__(self, session: Session, clock: Clock) -> None:
         self.session, self.lane = session, session.lane
         self.confirms = Confirms()
         self.exchanges: set[str] = set()
         """Those that exist: writing to a missing one costs the channel and everything that is under way on it."""
         self.end: End | None = None
         self.over = asyncio.Event()
-        self._clock, self._check_priority = clock, check_priority
+        self._clock = clock
         self._sweep_at = _NEVER
         self._timer: Timer | None = None
         self._returned = Unroutable(""), ("", "")
@@ -95,8 +95,6 @@ class _PublishChannel:
             message = batch[at]
             if results[at] is None:
                 try:
-                    if message.priority is not None:
-                        self._check_priority(message)
                     size = self._frames.append_to(out, message)
                 except frames.REFUSALS as refusal:
                     call.settle(at, PublishResult(Published.REFUSED, refusal))
@@ -148,10 +146,9 @@ class Publisher:
         clock: Clock,
         *,
         look: Callable[[Session, str], Awaitable[None]],
-        check_priority: Callable[[Outgoing], None],
     ) -> None:
-        """`look` raises for an exchange that cannot be published to, `check_priority` for one that a queue has not."""
-        self._link, self._clock, self._look, self._check_priority = link, clock, look, check_priority
+        """`look` raises for an exchange that cannot be published to."""
+        self._link, self._clock, self._look = link, clock, look
         self._channel: _PublishChannel | None = None
         self._arrival = Bell()
         self._is_closing = False
@@ -168,7 +165,7 @@ class Publisher:
         """Open the channel, and another whenever it is gone."""
         while True:
             session = await self._link.live()
-            channel = _PublishChannel(session, self._clock, self._check_priority)
+            channel = _PublishChannel(session, self._clock)
             try:
                 async with asyncio.timeout(ANSWER_LIMIT):
                     await channel.open()

@@ -7,7 +7,7 @@ times as long. Types written: `l` integer, `d` float, `S` text, `x` bytes, `t` b
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, ItemsView, Iterator, KeysView, Mapping, ValuesView
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from functools import lru_cache
@@ -23,15 +23,21 @@ D = TypeVar("D")
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _LAST_SECOND = 253_402_300_799
-"""Of the year 9999. What lies beyond, such as milliseconds by mistake, is read as the integer that it is."""
+"""Of the year 9999. What lies beyond, such as milliseconds by mistake, is read as an integer."""
+
+_LONGEST_NAME = 255
 
 _LENGTH = Struct(">I")
 _TEXT = Struct(">cI")
 _INTEGER = Struct(">cq")
 _DOUBLE = Struct(">cd")
 _MOMENT = Struct(">cQ")
-_DECIMAL = Struct(">cBI")
+_DECIMAL = Struct(">cBi")
 _length_at: Callable[[bytes, int], tuple[int]] = _LENGTH.unpack_from
+
+
+class _FarMoment(int):
+    """An AMQP timestamp that no datetime reaches. It leaves as it came."""
 
 
 # Writing
@@ -65,9 +71,14 @@ def _entries(table: Mapping[str, HeaderValue]) -> bytes:
 
 @lru_cache(4096)
 def _name(name: str) -> bytes:
-    """As it stands in a table: its length in one byte, then UTF-8. Names come again and again, hence the cache."""
-    check(name, None)
+    """As it stands in a table: its length in one byte, then UTF-8. Names come again and again, hence the cache.
+
+    What an application may not send, an empty name or one of over 128 bytes, others do; and a message that arrived with
+    it must be able to leave on a copy.
+    """
     text = name.encode()
+    if len(text) > _LONGEST_NAME:
+        raise BadHeader(f"header name {name[:40]!r} has {len(text)} bytes; AMQP carries {_LONGEST_NAME}", name=name)
     return bytes((len(text),)) + text
 
 
@@ -80,6 +91,8 @@ def _value(value: HeaderValue | Decimal) -> bytes:
         case str():
             text = value.encode()
             return _TEXT.pack(b"S", len(text)) + text
+        case _FarMoment():
+            return _MOMENT.pack(b"T", value)
         case int():
             return _INTEGER.pack(b"l", value)
         case float():
@@ -149,12 +162,23 @@ class Table(Mapping[str, HeaderValue]):
     @overload
     def get(self, name: str, /, default: HeaderValue | D) -> HeaderValue | D: ...
     def get(self, name: str, /, default: object = None) -> object:
-        if self._is_absent(name):
-            return default
-        return self._all().get(name, default)
+        if self._entries is not None:
+            return self._entries.get(name, default)
+        return default if self._is_absent(name) else self._all().get(name, default)
 
     def __contains__(self, name: object) -> bool:
         return not self._is_absent(name) and name in self._all()
+
+    # The mixins of Mapping would look up every name by itself.
+
+    def items(self) -> ItemsView[str, HeaderValue]:
+        return self._all().items()
+
+    def keys(self) -> KeysView[str]:
+        return self._all().keys()
+
+    def values(self) -> ValuesView[HeaderValue]:
+        return self._all().values()
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._all())
@@ -191,7 +215,7 @@ def decode(raw: bytes) -> dict[str, HeaderValue]:
                 out[name] = _text(raw[behind + 5 : at])
             else:
                 out[name], at = _READERS[kind](raw, behind + 1)
-    except (IndexError, KeyError, StructError):
+    except (IndexError, KeyError, StructError, RecursionError):
         pass
     return out
 
@@ -234,7 +258,7 @@ def _sized(make: Callable[[bytes], HeaderValue]) -> _Reader:
 
 
 def _moment(seconds: int) -> HeaderValue:
-    return _EPOCH + timedelta(seconds=seconds) if seconds <= _LAST_SECOND else seconds
+    return _EPOCH + timedelta(seconds=seconds) if seconds <= _LAST_SECOND else _FarMoment(seconds)
 
 
 def _decimal(scale: int, unscaled: int) -> HeaderValue:
@@ -268,7 +292,7 @@ _READERS: dict[int, _Reader] = {
     ord("L"): _fixed("q"),
     ord("f"): _fixed("f"),
     ord("d"): _fixed("d"),
-    ord("D"): _fixed("BI", _decimal),
+    ord("D"): _fixed("Bi", _decimal),  # signed, as every client writes it
     ord("T"): _fixed("Q", _moment),
     ord("V"): lambda _, at: (None, at),
 }

@@ -22,13 +22,11 @@ from acemq.transport import (
     Finding,
     Kind,
     NotConnected,
-    Outgoing,
     QueueMissing,
     TimedOut,
     TransportError,
 )
 
-from .capabilities import levels
 from .drift import UNLISTED, bindings_seen, drift_of, name_of, refuse_drift, refuse_missing, told
 from .link import Link
 from .session import ANSWER_LIMIT, Session, ask
@@ -64,17 +62,6 @@ class BrokerTopology:
     def counts_deliveries(self, queue: str) -> bool | None:
         declared = self.known("queue", queue)
         return None if declared is None else declared.type == "quorum"
-
-    def check_priority(self, message: Outgoing) -> None:
-        """Refuse a level that the queue does not have, as far as the queue is one that was declared here."""
-        declared = None if message.exchange else self.known("queue", message.routing_key)
-        if declared is not None and message.priority is not None and message.priority >= levels(declared):
-            raise CapabilityError(
-                "rabbitmq",
-                f"more than {levels(declared)} priority levels on queue {message.routing_key!r}",
-                f"priority={message.priority}",
-                "Declare it with priorities=",
-            )
 
     # apply
 
