@@ -155,6 +155,8 @@ class Consumer:
         self._idle: deque[asyncio.Future[None]] = deque()
         self._workers: list[asyncio.Task[None]] = []
         self._running: dict[asyncio.Task[Any], Delivery] = {}
+        self._gone: set[Delivery] = set()
+        """Deliveries in work that the broker has taken back."""
         self._alone = False
         self._foremost: Delivery | None = None
         """The first delivery started since the subscription was last made."""
@@ -206,6 +208,7 @@ class Consumer:
         for move, delivery in self._moving.items():
             if delivery in gone:
                 move.cancel()
+        self._gone |= gone.intersection(self._running.values())
 
     def changed(self, state: SubscriptionState, /) -> None:
         if state.error is not None and state.error != self.last_error:
@@ -301,7 +304,8 @@ class Consumer:
             # The hot path: no copy, and nobody to tell.
             self.counters.acked += 1
             self._settled += 1
-            await self._mover.accept(delivery)
+            if not await self._mover.accept(delivery):
+                self._gone.discard(delivery)
             return
         age = message.age if self._policy.max_age is not None else None
         decision = decide(answer, message.envelope, self._policy, age, self._call.name)
@@ -398,6 +402,12 @@ class Consumer:
 
     async def _settle(self, decision: Decision, message: Message[Any], span: Span | None, began: float) -> None:
         took = time.perf_counter() - began
+        if message.delivery in self._gone:
+            self._gone.discard(message.delivery)
+            self._mover.stale(message.delivery)
+            if span is not None:
+                span.end()
+            return
         try:
             with trace.use_span(span) if span else _NO_SPAN:
                 handled, _ = await self._mover.carry_out(decision, message.delivery)

@@ -158,6 +158,11 @@ class Mover:
         self._tell(decision, handled, delivery, envelope)
         return handled, held
 
+    def stale(self, delivery: Delivery) -> None:
+        """Count and report a decision that came too late to change anything: the delivery comes again."""
+        self.counters.stale += 1
+        self._report(SETTLE_STALE, "warning", "settled too late: the broker no longer holds this delivery", delivery)
+
     # Back to its own queue
 
     async def _send_back(self, decision: Decision, delivery: Delivery, envelope: Envelope) -> tuple[Handled, bool]:
@@ -262,8 +267,7 @@ class Mover:
     def _held(self, settled: Settled, delivery: Delivery) -> bool:
         if settled is not Settled.STALE:
             return settled is Settled.DONE
-        self.counters.stale += 1
-        self._report(SETTLE_STALE, "warning", "settled too late: the broker no longer holds this delivery", delivery)
+        self.stale(delivery)
         return False
 
     def _tell(self, decision: Decision, handled: Handled, delivery: Delivery, envelope: Envelope) -> None:
