@@ -33,7 +33,7 @@ def transport(url: str, /, **options: Any) -> Transport:
     try:
         from .port import RabbitMQ
     except ModuleNotFoundError as missing:
-        if missing.name in ("aiormq", "pamqp", "yarl"):
+        if (missing.name or "").partition(".")[0] in ("aiormq", "pamqp", "yarl"):
             raise MissingExtraError("amqp://", "rabbitmq") from None
         raise
     from .address import parse
