@@ -40,6 +40,9 @@ from acemq.transport import Capabilities, Delivery, LostBy, Subscription, Subscr
 
 log = logging.getLogger("acemq")
 
+_SUSPECT_AFTER = 2
+"""Deliveries after which a message is handled alone. The first two may be owed to one lost connection."""
+
 MAX_DELIVERIES = 15
 """Comes before the 20 after which a quorum queue of RabbitMQ 4 drops a message (transports.md section 12)."""
 
@@ -157,6 +160,7 @@ class Consumer:
         self._running: dict[asyncio.Task[Any], Delivery] = {}
         self._gone: set[Delivery] = set()
         """Deliveries in work that the broker has taken back."""
+        self._suspect_after = max(min(_SUSPECT_AFTER, (self._max_deliveries or MAX_DELIVERIES) - 1), 1)
         self._alone = False
         self._foremost: Delivery | None = None
         """The first delivery started since the subscription was last made."""
@@ -251,14 +255,13 @@ class Consumer:
     def _take(self) -> Delivery | None:
         """The next delivery that may be started now.
 
-        What the broker delivers again may be what killed its process before. So it is handled alone: if it kills again,
-        nothing else is counted as tried with it, and whatever came before it is gone.
+        What the broker delivers again and again may be what kills its process. So it is handled alone: if it kills
+        again, nothing else is counted as tried with it, and whatever came before it is gone.
         """
         if not self._ready or self._alone:
             return None
-        deliveries = self._ready[0].deliveries
-        if deliveries is not None and deliveries > 1:
-            if self._running:
+        if (self._ready[0].deliveries or 0) > self._suspect_after:
+            if any(delivery not in self._gone for delivery in self._running.values()):
                 return None
             self._alone = True
         delivery = self._ready.popleft()
@@ -275,22 +278,20 @@ class Consumer:
                 wanted -= 1
 
     async def _handle(self, delivery: Delivery, task: asyncio.Task[Any]) -> None:
-        unfit = self._unfit(delivery)
-        if unfit is not None:
-            self._settle_beside(unfit, Message(None, delivery, self._clock), None, time.perf_counter())
-            return
-        try:
-            payload = self._decode(delivery)
-        except DecodeError as error:
-            self._settle_beside(
-                set_aside(Case.UNDECODABLE, error), Message(None, delivery, self._clock), None, time.perf_counter()
-            )
-            return
+        unfit, payload = self._unfit(delivery), None
+        if unfit is None:
+            try:
+                payload = self._decode(delivery)
+            except DecodeError as error:
+                unfit = set_aside(Case.UNDECODABLE, error)
         message: Message[Any] = Message(payload, delivery, self._clock)
         telemetry = self._telemetry
         watched = telemetry.tracing or telemetry.metering
         span = telemetry.process_span(self.queue, message.envelope, delivery.headers) if telemetry.tracing else None
         began = time.perf_counter() if watched else 0.0
+        if unfit is not None:
+            self._settle_beside(unfit, message, span, began)
+            return
         if telemetry.metering:
             telemetry.started()
         try:

@@ -129,6 +129,17 @@ async def test_a_span_says_how_it_really_ended(spans: InMemorySpanExporter, mq: 
     }
 
 
+async def test_a_body_that_cannot_be_decoded_has_its_span_too(
+    spans: InMemorySpanExporter, mq: AceMQ, queue: str
+) -> None:
+    async with mq.consume(queue, dict, lambda message: None) as consumer:
+        await mq.send(queue, b"{", content_type="application/json")
+        await until(lambda: consumer.counters.parked == 1)
+    span = named(spans, f"{queue} process")
+    assert (span.attributes or {})["messaging.acemq.outcome"] == "parked"
+    assert span.status.status_code is StatusCode.ERROR
+
+
 async def test_an_unroutable_publish_ends_its_span_as_an_error(
     spans: InMemorySpanExporter, mq: AceMQ, name: str
 ) -> None:

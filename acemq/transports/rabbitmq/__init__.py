@@ -2,13 +2,14 @@
 
 It stands on aiormq's connection and channel. What comes once a message goes past them, through `lane.py`:
 
-    port.py       the verbs, and how the parts fit together
-    link.py       one connection, kept          session.py   one connection, while it lives
-    lane.py       the tap in its byte stream    frames.py, table.py   what is read and written there
-    publish.py    the confirm channel           confirms.py  who waits for which tag
-    receive.py    subscriptions                 pull.py      basic.get         incoming.py, ledger.py   what both share
-    topology.py   declaring, comparing, counting
+    port.py       the verbs, and how the parts fit together    capabilities.py  what it can do
     address.py    the URL
+    link.py       one connection, kept                         session.py       one connection, while it lives
+    lane.py       the tap in its byte stream                   frames.py, table.py  what is read and written there
+    publish.py    the confirm channel                          confirms.py      who waits for which tag
+    receive.py    subscriptions, kept                          consumer.py      one registration of one
+    pull.py       basic.get                                    incoming.py, ledger.py  what both share
+    topology.py   declaring, counting, deleting                drift.py         comparing
 """
 
 from __future__ import annotations

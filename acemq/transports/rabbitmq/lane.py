@@ -226,7 +226,8 @@ class Lane(StreamReaderProtocol):
     def flush(self) -> None:
         while self._before_flush:
             self._before_flush.pop()()
-        if self._out and self.end is None and self._transport is not None:
+        # A socket that has just failed says so to us in the next turn; until then asyncio would log each write.
+        if self._out and self.end is None and self._transport is not None and not self._transport.is_closing():
             self._transport.write(b"".join(self._out))
         self._out.clear()
         self._gathered = 0
