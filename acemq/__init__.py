@@ -44,13 +44,14 @@ from acemq.opening import Opening
 from acemq.patterns.pipeline import Pipeline, PipelineCounters, RunningPipeline, SlipForm, StepOptions
 from acemq.patterns.replay import Replay, ReplayResult, StopReason
 from acemq.patterns.routing_slip import Itinerary, Route, RoutingSlip, Stop
+from acemq.plan import Finding, Plan
 from acemq.publishing import Publisher, PublishOptions, Receipt
 from acemq.pulling import Pulled
 from acemq.retry import Backoff, RetryPolicy
 from acemq.settling import ConsumerCounters
 from acemq.telemetry import Diagnostic
-from acemq.topology import Topology
-from acemq.transport import ApplyMode, Capabilities, Depth, Finding
+from acemq.topology import Declaration, QueueOptions, Topology, TopologyMode
+from acemq.transport import ApplyMode, Capabilities, Depth
 
 __version__ = "0.1.0"
 
@@ -79,6 +80,7 @@ __all__ = [
     "Consumer",
     "ConsumerCounters",
     "ConsumerState",
+    "Declaration",
     "DecodeError",
     "Depth",
     "Diagnostic",
@@ -107,12 +109,14 @@ __all__ = [
     "Pipeline",
     "PipelineCounters",
     "PipelineTypeError",
+    "Plan",
     "PublishError",
     "PublishFailedError",
     "PublishOptions",
     "PublishRefusedError",
     "Publisher",
     "Pulled",
+    "QueueOptions",
     "Receipt",
     "Replay",
     "ReplayError",
@@ -131,6 +135,7 @@ __all__ = [
     "TextCodec",
     "Topology",
     "TopologyError",
+    "TopologyMode",
     "UnroutableError",
     "connect",
     "current_message",

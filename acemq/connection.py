@@ -11,21 +11,25 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import Any, Self, TypedDict, TypeVar, Unpack
 
+from msgspec.structs import replace
+
 from acemq.clock import SYSTEM, Clock, check_duration
 from acemq.codec import Codec, Codecs, Payload, PayloadType, Reader
 from acemq.consuming import ConsumeOptions, Consumer, Drained, check_options, check_policy
-from acemq.errors import AcemqError, ClosedError, ConfigurationError, LoopError, TopologyError
+from acemq.errors import AcemqError, ClosedError, ConfigurationError, DriftError, LoopError, TopologyError
 from acemq.handling import Call, check_handler
+from acemq.lacking import refuse_lacking
 from acemq.mapping import public_error
 from acemq.message import Handler
 from acemq.moving import Mover
 from acemq.opening import Opening, transport_for
+from acemq.plan import Plan
 from acemq.publishing import Outbound, Publisher, PublishOptions, Receipt
 from acemq.pulling import Pulled
 from acemq.retry import DEFAULT, Backoff, RetryPolicy
 from acemq.telemetry import CONNECTION_LOST, CONNECTION_RECOVERED, Diagnostic, Reporter, Telemetry
-from acemq.topology import Topology, check_name, rungs, set_aside
-from acemq.transport import ApplyMode, Capabilities, Depth, Finding, Kind, Phase, Transport, TransportState
+from acemq.topology import Topology, TopologyMode, check_name, latest, rungs, set_aside
+from acemq.transport import Adviser, ApplyMode, Capabilities, Depth, Kind, Phase, Transport, TransportState
 
 T = TypeVar("T")
 
@@ -53,6 +57,8 @@ class ConnectOptions(TypedDict, total=False):
     """20 s; one budget for the whole connection."""
     reconnect: Backoff
     """Pauses between dials: from 0.25 s, doubling to 30 s, with full jitter."""
+    topology: TopologyMode
+    """`CREATE`: what the library needs by itself is made. `VERIFY` looks whether it is there, `NONE` does not."""
     threads: int
     """32; the pool for handlers that are plain functions."""
     on_diagnostic: Callable[[Diagnostic], None]
@@ -63,6 +69,7 @@ class ConnectOptions(TypedDict, total=False):
 
 _OPTIONS = frozenset(ConnectOptions.__annotations__)
 _PULL_MOST = 1_000
+_VERIFIED = "This connection makes nothing (topology=VERIFY); apply what declared() of one that may has printed"
 
 
 class Connection:
@@ -96,6 +103,7 @@ class Connection:
         self._pool = ThreadPoolExecutor(options.get("threads", 32), thread_name_prefix=f"{self.name} handler")
         self._loop: asyncio.AbstractEventLoop | None = None
         self._lost = False
+        self._topology = options.get("topology", TopologyMode.CREATE)
         self._declared = Topology()
         self._consumers: dict[Consumer, None] = {}
         self._numbers = itertools.count(1)
@@ -204,11 +212,11 @@ class Connection:
 
         async def open_consumer() -> Consumer:
             self._check_usable()
-            if not await self.exists(queue):
+            if self._topology is not TopologyMode.NONE and not await self.exists(queue):
                 # Looked up first: a mistyped name must not leave its dead-letter queues behind.
                 raise TopologyError(f"there is no queue {queue!r}; declare it before it is consumed")
             if options.get("declare", True):
-                await self._declare_beside(options.get("set_aside", queue), queue, policy)
+                await self.provide(self.beside(queue, policy, home=options.get("set_aside")))
             consumer = make()
             self._consumers[consumer] = None
             try:
@@ -259,18 +267,28 @@ class Connection:
 
     # Topology
 
-    async def declare(self, topology: Topology, *, mode: ApplyMode = ApplyMode.CREATE) -> tuple[Finding, ...]:
-        """Make what is missing; what was found, object by object.
+    async def declare(self, topology: Topology, *, mode: ApplyMode = ApplyMode.CREATE) -> Plan:
+        """Make what is missing; what was found, object by object. Never deletes, changes or replaces anything.
 
-        Applying twice changes nothing. Raises `TopologyError` with every problem that can be seen without a broker,
-        and `DriftError`, before anything is made, when the broker has an object with other arguments.
+        Applying twice changes nothing, also from many processes at once. Before any I/O it raises `CapabilityError`
+        for an option that the transport lacks and `TopologyError` with every other problem; before anything is made,
+        `DriftError` when the broker has an object with other arguments. `VERIFY` makes nothing and raises
+        `TopologyError` for what is missing too; `REPORT` makes nothing and raises nothing that it finds.
         """
         self._check_usable()
+        refuse_lacking(topology, self.transport.capabilities)
         topology.validate()
         return await self._apply(topology, mode)
 
+    async def plan(self, topology: Topology) -> Plan:
+        """What the broker has of it, what it lacks and what differs, argument by argument. Changes nothing."""
+        return await self.declare(topology, mode=ApplyMode.REPORT)
+
     def declared(self) -> Topology:
-        """Everything this connection has declared so far, by itself and when told."""
+        """Everything this connection has declared so far, by itself and when told, each as it was declared last.
+
+        Print it where the rights are, and have it applied where they are not.
+        """
         return self._declared
 
     async def exists(self, name: str, kind: Kind = "queue") -> bool:
@@ -344,18 +362,42 @@ class Connection:
             home=home,
         )
 
-    async def _declare_beside(self, home: str, queue: str, policy: RetryPolicy) -> None:
-        can = self.transport.capabilities_of("queue", queue)
-        beside = set_aside(home, exchanges=can.dead_letter_routes)
-        if can.dead_letter_routes:
-            beside |= rungs(queue, policy.rungs())
-        await self._apply(beside, ApplyMode.CREATE)
+    def beside(self, queue: str, policy: RetryPolicy | None = None, *, home: str | None = None) -> Topology:
+        """What a consumer of `queue` needs, without the queue itself: its dead letters, its parked ones, its rungs.
 
-    async def _apply(self, topology: Topology, mode: ApplyMode) -> tuple[Finding, ...]:
-        found = tuple(await self._ask(self.transport.apply(topology, mode)))
+        `home` has the first two instead, where it is given; `policy` is the connection's, unless it is given.
+        """
+        routes = self.transport.capabilities_of("queue", queue).dead_letter_routes
+        beside = set_aside(home or queue, exchanges=routes)
+        return beside | rungs(queue, (policy or self.retry).rungs()) if routes else beside
+
+    async def provide(self, topology: Topology) -> None:
+        """See to what the library needs by itself, in the way that the connection's `topology=` says.
+
+        Whoever needs several objects asks for all of them before the first is used, so that what is missing is one
+        `TopologyError`, and nothing has begun.
+        """
+        if self._topology is TopologyMode.CREATE:
+            await self._apply(topology, ApplyMode.CREATE)
+        elif self._topology is TopologyMode.VERIFY:
+            try:
+                await self._apply(topology, ApplyMode.VERIFY)
+            except DriftError:
+                raise
+            except TopologyError as missing:
+                raise TopologyError(*missing.problems, advice=_VERIFIED) from missing
+
+    async def _apply(self, topology: Topology, mode: ApplyMode) -> Plan:
+        advice = tuple(self.transport.advice(topology)) if isinstance(self.transport, Adviser) else ()
+        try:
+            found = await self._ask(self.transport.apply(topology, mode))
+        except DriftError as drift:
+            raise DriftError(replace(drift.plan, advice=advice), *drift.problems) from drift
         if mode is ApplyMode.CREATE:
-            self._declared |= topology
-        return found
+            # With its rungs spelled out: described again without them, the queue still has them.
+            whole = topology.spelled_out() if self.capabilities.dead_letter_routes else topology
+            self._declared = latest(self._declared, whole)
+        return Plan(tuple(found), advice)
 
     async def _ask(self, answer: Coroutine[Any, Any, T]) -> T:
         try:
@@ -409,6 +451,9 @@ def _check(options: ConnectOptions) -> None:
     for option, most in (("prefetch", 65_535), ("max_outstanding", 1_000_000), ("threads", 1_000)):
         if option in given and not 1 <= given[option] <= most:
             raise ConfigurationError(f"{option}={given[option]} must lie between 1 and {most:,}")
+    mode: object = options.get("topology", TopologyMode.CREATE)
+    if not isinstance(mode, TopologyMode):
+        raise ConfigurationError(f"topology={mode!r} must be one of TopologyMode: {', '.join(TopologyMode)}")
     name = options.get("name", "acemq")
     if not name or "@" in name or len(name.encode()) > 100:
         raise ConfigurationError(f"name={name!r} must have 1 to 100 bytes and no '@'")

@@ -34,7 +34,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from acemq.plan import Plan
 
 __all__ = [
     "AcemqError",
@@ -106,16 +109,16 @@ class CapabilityError(ConfigurationError):
 class TopologyError(ConfigurationError):
     """Objects that do not fit together, or that the broker does not have."""
 
-    def __init__(self, *problems: str) -> None:
+    def __init__(self, *problems: str, advice: str = "") -> None:
         self.problems = problems
-        super().__init__("; ".join(problems))
+        super().__init__(f"{'; '.join(problems)}{'. ' if advice else ''}{advice}")
 
 
 class DriftError(TopologyError):
     """The broker holds an object of that name with other arguments. Nothing was declared."""
 
-    def __init__(self, plan: Sequence[object], *problems: str) -> None:
-        self.plan = tuple(plan)
+    def __init__(self, plan: Plan, *problems: str) -> None:
+        self.plan = plan
         super().__init__(*problems)
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import timedelta
+from enum import StrEnum
 from types import MappingProxyType
 from typing import Any, Literal, TypedDict, TypeVar, Unpack
 
@@ -31,6 +32,20 @@ NAME_LIMIT = 255
 _TRANSPORTS = ("memory", "rabbitmq", "redis", "sql", "aws")
 _MILLISECOND = timedelta(milliseconds=1)
 _NO_NATIVE: Native = MappingProxyType({})
+
+
+class TopologyMode(StrEnum):
+    """What a connection does about what the library needs by itself: dead letters and rungs, the queues of a pipeline.
+
+    What `declare()` is told follows its own mode.
+    """
+
+    CREATE = "create"
+    """Made when it is first needed."""
+    VERIFY = "verify"
+    """Looked up when it is first needed; what is missing is a `TopologyError` that names it."""
+    NONE = "none"
+    """Neither: it is taken to be there."""
 
 
 # Names
@@ -154,21 +169,30 @@ def _flags(declared: Declaration) -> Iterator[tuple[str, bool]]:
 
 
 class QueueOptions(TypedDict, total=False):
+    """How a queue stands on its broker; all of it optional, and none of it can be changed later."""
+
     type: Literal["quorum", "classic"]
     """quorum, but classic where the queue is exclusive, auto-delete or transient."""
     durable: bool
+    """True; the queue outlives a restart of its broker."""
     exclusive: bool
+    """False; for this connection alone, and gone with it."""
     auto_delete: bool
+    """False; gone with its last consumer."""
     dead_letter: bool
-    """Let the broker move what expires or exceeds a limit to `{queue}.dlq`, and declare that and `.parked`."""
+    """False; lets the broker move what expires or exceeds a limit to `{queue}.dlq`; declares that and `.parked`."""
     retry: RetryPolicy
-    """Declare the rungs of this policy beforehand; implies `dead_letter` unless that is given."""
+    """None; declares the rungs of this policy beforehand, and implies `dead_letter` unless that is given."""
     ttl: timedelta
+    """None; how long a message may lie in the queue."""
     max_length: int
-    """A full queue refuses; it never drops."""
+    """None; a full queue refuses, it never drops."""
     priorities: int | Literal["lanes"]
+    """0; so many levels, of classic queues. Lanes are not built yet."""
     ordered: bool
+    """False; strict order of equal ordering keys, where the transport does not keep all order anyway."""
     lease: timedelta
+    """The transport's; how long a delivery is held before it comes again, where there are leases."""
     native: Native
     """`{"rabbitmq": {"x-delivery-limit": 5}}`; other transports skip what is not addressed to them."""
 
@@ -205,7 +229,7 @@ class Topology(msgspec.Struct, frozen=True):
         )
 
     def describe(self) -> tuple[Declaration, ...]:
-        """Every object as RabbitMQ is told of it: exchanges, then queues, then bindings."""
+        """Every object with all its arguments, as RabbitMQ is told of it: exchanges, then queues, then bindings."""
         whole = self.spelled_out()
         return (
             *(Declaration("exchange", e.name, e.kind, e.durable) for e in whole.exchanges),
@@ -227,19 +251,28 @@ class Topology(msgspec.Struct, frozen=True):
         return whole
 
     def __str__(self) -> str:
+        """A line for each object of `describe()`."""
         return "\n".join(map(str, self.describe()))
 
     def validate(self) -> None:
-        """Raise one `TopologyError` with every problem that can be seen without a broker."""
+        """Raise one `TopologyError` with every problem that can be seen without a broker, not only the first.
+
+        What depends on the transport is refused when a connection is told to declare it.
+        """
         problems = tuple(self._problems())
         if problems:
             raise TopologyError(*problems)
 
     def _problems(self) -> Iterator[str]:
+        unnameable = list(_unnameable(self))
+        if unnameable:  # nothing beside such a queue can be named either
+            yield from unnameable
+            return
         whole = self.spelled_out()
+        yield from _unnameable(whole)
         queues, exchanges = {q.name for q in whole.queues}, {e.name for e in whole.exchanges}
         for binding in whole.bindings:
-            if binding.queue not in queues:
+            if binding.queue not in queues and not _leads_home(binding):
                 yield f"binding of queue {binding.queue!r}: no such queue is described; add .queue({binding.queue!r})"
             if binding.exchange not in exchanges:
                 yield (
@@ -251,7 +284,7 @@ class Topology(msgspec.Struct, frozen=True):
         for queue in self.queues:
             yield from _queue_problems(queue)
         for exchange in self.exchanges:
-            if _is_ours(exchange.name) and exchange not in LIBRARY.exchanges:
+            if _is_ours(exchange.name) and exchange not in LIBRARY.exchanges:  # as the contract has it, it may be
                 yield f"exchange {exchange.name!r}: names beginning with 'acemq.' belong to the library"
 
 
@@ -288,7 +321,9 @@ def default_type(options: Mapping[str, Any]) -> QueueType:
 def _queue_problems(queue: Queue) -> Iterator[str]:
     if queue.type == "quorum" and (queue.exclusive or queue.auto_delete or not queue.durable):
         yield f"queue {queue.name!r}: a quorum queue is durable and shared; use type='classic'"
-    if queue.type == "quorum" and queue.priorities:
+    if queue.priorities == "lanes":
+        yield f"queue {queue.name!r}: priorities='lanes' is not built yet; use a number of levels"
+    elif queue.type == "quorum" and queue.priorities:
         yield f"queue {queue.name!r}: priorities need type='classic'"
     for transport, arguments in queue.native.items():
         if transport not in _TRANSPORTS:
@@ -297,8 +332,22 @@ def _queue_problems(queue: Queue) -> Iterator[str]:
             own = replace(queue, native=_NO_NATIVE).arguments()
             for argument in own.keys() & arguments.keys():
                 yield f"queue {queue.name!r}: native argument {argument!r} is set by an option already"
-    if _is_ours(queue.name):
+    if _is_ours(queue.name) and queue not in LIBRARY.queues:
         yield f"queue {queue.name!r}: names beginning with 'acemq.' belong to the library"
+
+
+def _unnameable(topology: Topology) -> Iterator[str]:
+    for kind, objects in (("exchange", topology.exchanges), ("queue", topology.queues)):
+        for described in objects:
+            try:
+                check_name(kind, described.name)
+            except ConfigurationError as error:
+                yield str(error)
+
+
+def _leads_home(binding: Binding) -> bool:
+    """The way out of the rungs; the queue itself may be somebody else's to declare, as it is for a consumer."""
+    return binding.exchange == RETRY_EXCHANGE and binding.key == binding.queue
 
 
 def _is_ours(name: str) -> bool:
@@ -326,10 +375,43 @@ def _distinct(objects: Sequence[_Any]) -> tuple[_Any, ...]:
     return tuple(out)
 
 
+def latest(before: Topology, then: Topology) -> Topology:
+    """Both, an object of the same kind and name as the later one has it."""
+
+    def by_name(objects: Iterable[_Described]) -> tuple[_Described, ...]:
+        return tuple({described.name: described for described in objects}.values())
+
+    return Topology(
+        by_name(before.exchanges + then.exchanges),
+        by_name(before.queues + then.queues),
+        _distinct(before.bindings + then.bindings),
+    )
+
+
 # What the library declares beside a queue
 
 
-LIBRARY = Topology(exchanges=(Exchange(DEAD_LETTER_EXCHANGE), Exchange(RETRY_EXCHANGE)))
+SCHEDULE_EXCHANGE, SCHEDULE_QUEUE = "acemq.schedule", "acemq.schedule.due"
+
+
+def _schedule() -> Topology:
+    """The ladder of the scheduler (CONTRACT.md section 6)."""
+    down: Native = {
+        "rabbitmq": {"x-dead-letter-exchange": SCHEDULE_EXCHANGE, "x-dead-letter-routing-key": SCHEDULE_QUEUE}
+    }
+    lengths = {"1h": 3600, "10m": 600, "1m": 60, "10s": 10, "1s": 1}
+    rungs = tuple(
+        Queue(f"{SCHEDULE_EXCHANGE}.{rung}", type="classic", ttl=timedelta(seconds=seconds), native=down)
+        for rung, seconds in lengths.items()
+    )
+    queues = (*rungs, Queue(SCHEDULE_QUEUE, type="classic"))
+    bindings = tuple(Binding(SCHEDULE_EXCHANGE, queue.name, queue.name) for queue in queues)
+    return Topology((Exchange(SCHEDULE_EXCHANGE),), queues, bindings)
+
+
+SCHEDULE = _schedule()
+LIBRARY = Topology(exchanges=(Exchange(DEAD_LETTER_EXCHANGE), Exchange(RETRY_EXCHANGE))) | SCHEDULE
+"""All that may have a name beginning with `acemq.`."""
 
 
 def set_aside(queue: str, *, exchanges: bool = True) -> Topology:

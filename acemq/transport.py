@@ -10,12 +10,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from enum import StrEnum
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
 
 import msgspec
 
 from acemq.errors import AcemqError
 from acemq.headers import Headers
+from acemq.plan import Finding as Finding  # of what `apply` answers
 
 if TYPE_CHECKING:
     from acemq.topology import Topology
@@ -354,19 +355,6 @@ class ApplyMode(StrEnum):
     REPORT = "report"
 
 
-class Finding(msgspec.Struct, frozen=True, kw_only=True):
-    """What was found about one object, or about one argument of it."""
-
-    verdict: Literal["present", "created", "drift", "missing"]
-    kind: Literal["queue", "exchange", "binding"]
-    name: str
-    argument: str | None = None
-    """With `drift` only, as are `wanted` and `found`."""
-    wanted: object = None
-    found: object = None
-    note: str = ""
-
-
 # The port
 
 
@@ -466,6 +454,15 @@ class Transport(Protocol):
     async def exists(self, name: str, kind: Kind = "queue") -> bool: ...
     async def delete(self, name: str, kind: Kind = "queue", *, only_if_empty: bool = False) -> bool: ...
     async def purge(self, queue: str) -> int | None: ...
+
+
+@runtime_checkable
+class Adviser(Protocol):
+    """A transport that knows more of a topology than whether it is there. None needs to be one."""
+
+    def advice(self, topology: Topology) -> Sequence[str]:
+        """Sentences for a person, each beginning with what it is about; no I/O."""
+        ...
 
 
 class Factory(Protocol):

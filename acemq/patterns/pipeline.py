@@ -134,7 +134,11 @@ class Pipeline(Generic[In, Out]):
         return Pipeline(self.connection, self.name, self.entry, self.steps, SlipForm(form))
 
     def start(self, *, only: Collection[str] | None = None) -> Opening[RunningPipeline[In, Out]]:
-        """Declare the queues of all steps, and consume those that have a function, or `only` these; `()` none."""
+        """Declare the queues of all steps, and consume those that have a function, or `only` these; `()` none.
+
+        Where the connection only verifies, whatever is missing for any step is one `TopologyError` before the first
+        is consumed.
+        """
         if not self.steps:
             raise ConfigurationError(f"pipeline {self.name!r} has no steps; add one with .step(name, function)")
         here = [step.name for step in self.steps if step.call is not None]
@@ -237,11 +241,16 @@ class RunningPipeline(Generic[In, Out]):
         return drained
 
     async def open_steps(self, steps: Sequence[Step]) -> None:
-        await self._connection.declare(self._described.topology())
+        whole = self._described.topology()
+        whole.validate()
+        for step in steps:
+            whole |= self._connection.beside(self.queue_for(step.name), step.options.get("retry"))
+        await self._connection.provide(whole)
         try:
             for step in steps:
-                queue = self.queue_for(step.name)
-                opening = self._connection.consume(queue, step.takes, self._handler_of(step), **step.options)
+                queue, options = self.queue_for(step.name), step.options.copy()
+                options["declare"] = False  # it has been seen to above, before the first step takes a message
+                opening = self._connection.consume(queue, step.takes, self._handler_of(step), **options)
                 self._consumers.append(await opening)
         except BaseException:
             await self.close(timedelta())

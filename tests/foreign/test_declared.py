@@ -117,7 +117,7 @@ async def test_what_others_declared_by_the_contract_is_present_for_us(
         foreign.declare(f"{name}.retry.{label}", **rung(name, millis))
     foreign.bind(name, "acemq.retry", name)
     found = await mq.declare(Topology().queue(name, retry=POLICY))
-    assert {finding.verdict for finding in found} == {"present"}
+    assert {finding.verdict for finding in found.findings} == {"present"}
     async with mq.consume(name, int, lambda message: None, retry=POLICY) as consumer:
         await mq.send(name, 1)
         await until(lambda: consumer.counters.acked == 1)

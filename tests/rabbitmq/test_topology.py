@@ -10,8 +10,9 @@ from typing import Any, cast
 import pytest
 
 from acemq.errors import CapabilityError, ConfigurationError, DriftError, TopologyError
+from acemq.plan import Finding
 from acemq.topology import Queue, Topology
-from acemq.transport import ApplyMode, Finding, Published, QueueMissing, Transport
+from acemq.transport import ApplyMode, Published, QueueMissing, Transport
 from tests.rabbitmq.conftest import Declare, Dial
 from tests.rabbitmq.kit import drain, fill, out, send, until_depth
 
@@ -81,9 +82,7 @@ async def test_drift_names_argument_wanted_and_found_and_nothing_is_created(
     other = Topology().queue(f"{name}-r").queue(name, **wanted)
     with pytest.raises(DriftError) as refused:
         await broker.apply(other, CREATE)
-    (drift,) = [
-        finding for finding in refused.value.plan if isinstance(finding, Finding) and finding.verdict == "drift"
-    ]
+    (drift,) = [finding for finding in refused.value.plan.findings if finding.verdict == "drift"]
     assert drift.name == name
     if drift.argument == argument:  # the broker tells the first difference that it comes upon
         assert (drift.wanted, drift.found) == values
@@ -98,8 +97,7 @@ async def test_the_kind_of_an_exchange_drifts_too(broker: Transport, name: str) 
     await broker.apply(Topology().exchange(f"{name}-x", "topic"), CREATE)
     with pytest.raises(DriftError) as refused:
         await broker.apply(Topology().exchange(f"{name}-x", "fanout"), CREATE)
-    (drift,) = refused.value.plan
-    assert isinstance(drift, Finding)
+    (drift,) = refused.value.plan.findings
     assert (drift.argument, drift.wanted, drift.found) == ("type", "fanout", "topic")
 
 

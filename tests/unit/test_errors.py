@@ -16,6 +16,7 @@ import pytest
 
 import acemq
 from acemq import errors, transport
+from acemq.plan import Finding, Plan
 
 WHERE: dict[str, Any] = {"exchange": "ex", "routing_key": "k", "message_id": "m-1", "code": 312}
 
@@ -27,7 +28,7 @@ SAMPLES: dict[str, errors.AcemqError] = {
         errors.MissingExtraError("redis://", "redis"),
         errors.CapabilityError("aws", "exclusive consumers", "exclusive=True", "Leave it out"),
         errors.TopologyError("no such queue", "no such exchange"),
-        errors.DriftError(["drift q"], "q has x-max-length 10, not 20"),
+        errors.DriftError(Plan((Finding(verdict="drift", kind="queue", name="q"),)), "q has x-max-length 10, not 20"),
         errors.HandlerTypeError("a handler of the wrong shape"),
         errors.PipelineTypeError("price", "Order", "Invoice", "'price' takes Order, but 'check' gives Invoice"),
         errors.ConnectionFailedError("nobody there", hosts=["a:5672", "b:5672"], last="refused"),

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Literal
 
 from msgspec.structs import replace
 
-from acemq.errors import DriftError, TopologyError
+from acemq.lacking import refuse_lacking
+from acemq.plan import Finding, refuse_drift
 from acemq.topology import Exchange, Queue, Topology, set_aside
-from acemq.transport import ApplyMode, Capabilities, ExchangeMissing, Finding, QueueMissing
+from acemq.transport import ApplyMode, ExchangeMissing, QueueMissing
 from acemq.transports.memory.broker import Broker
 from acemq.transports.memory.profiles import Profile
 from acemq.transports.memory.receiving import Link
@@ -22,15 +23,10 @@ def apply(broker: Broker, link: Link, topology: Topology, mode: ApplyMode) -> li
     with broker.lock:
         _check_capabilities(broker, whole)
         findings = list(_look(broker, link, whole))
-        drifts = [_text(finding) for finding in findings if finding.verdict == "drift"]
-        missing = [_text(finding) for finding in findings if finding.verdict == "missing"]
         if mode is ApplyMode.REPORT:
             return findings
-        if drifts:
-            raise DriftError(findings, *drifts, *(missing if mode is ApplyMode.VERIFY else ()))
+        refuse_drift(findings, nor_missing=mode is ApplyMode.VERIFY)
         if mode is ApplyMode.VERIFY:
-            if missing:
-                raise TopologyError(*missing)
             return findings
         _check_ends(broker, whole)
         _create(broker, link, whole)
@@ -69,27 +65,13 @@ def _spelled_out(topology: Topology, profile: Profile) -> Topology:
 
 # What it cannot do
 
-_NEEDS: tuple[tuple[str, Callable[[Queue], object], Callable[[Capabilities], bool]], ...] = (
-    ("streams", lambda queue: queue.type == "stream" and "type='stream'", lambda has: has.streams),
-    ("expiry", lambda queue: queue.ttl and f"ttl={queue.ttl}", lambda has: has.expiry),
-    ("max_length", lambda queue: queue.max_length and f"max_length={queue.max_length}", lambda has: has.max_length),
-    ("lease", lambda queue: queue.lease and f"lease={queue.lease}", lambda has: has.lease is not None),
-    ("order", lambda queue: queue.ordered and "ordered=True", lambda has: has.ordered_queues or has.ordering == "fifo"),
-    ("native arguments", lambda queue: queue.native.get("memory") and "native={'memory': …}", lambda has: False),
-)
-"""Capability, the option that needs it as it was given, whether it is there."""
-
 
 def _check_capabilities(broker: Broker, topology: Topology) -> None:
     has = broker.capabilities
+    refuse_lacking(topology, has, transport=broker.profile.title)
     for queue in topology.queues:
-        for capability, option, there in _NEEDS:
-            if option(queue) and not there(has):
-                raise broker.cannot(capability, f"{option(queue)} of queue {queue.name!r}")
-        if isinstance(queue.priorities, int) and queue.priorities > has.priorities:
-            raise broker.cannot(
-                f"more than {has.priorities} levels", f"priorities={queue.priorities} of queue {queue.name!r}"
-            )
+        if queue.native.get("memory"):
+            raise broker.cannot("native arguments", f"native={{'memory': …}} of queue {queue.name!r}")
     exchanges = (*(known.described for known in broker.exchanges.values()), *topology.exchanges)
     topics = {exchange.name for exchange in exchanges if exchange.kind == "topic"}
     for binding in topology.bindings:
@@ -118,8 +100,7 @@ def _look(broker: Broker, link: Link, topology: Topology) -> Iterator[Finding]:
         yield Finding(
             verdict="present" if known else "missing",
             kind="binding",
-            name=binding.queue,
-            note=f"to {binding.exchange!r} on {binding.key!r}",
+            name=f"{binding.queue} <- {binding.exchange} on {binding.key!r}",
         )
 
 
@@ -166,15 +147,6 @@ def _facts_of_queue(queue: Queue, profile: Profile) -> dict[str, object]:
 
 def _facts_of_exchange(exchange: Exchange) -> dict[str, object]:
     return {"kind": exchange.kind, "durable": exchange.durable, "ordered": exchange.ordered}
-
-
-def _text(finding: Finding) -> str:
-    if finding.verdict == "missing":
-        return f"{finding.kind} {finding.name!r} is missing{' ' if finding.note else ''}{finding.note}"
-    return (
-        f"{finding.kind} {finding.name!r} has {finding.argument}={finding.found!r}, wanted {finding.wanted!r}; "
-        "delete it or describe it as it is"
-    )
 
 
 # Creating

@@ -5,9 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 
-from acemq.errors import DriftError, TopologyError
+from acemq.plan import Finding
 from acemq.topology import Declaration
-from acemq.transport import Finding
 
 _INEQUIVALENT = re.compile(
     r"inequivalent arg '(?P<argument>[^']+)' .*?: received (?P<wanted>.*?) but current is (?P<found>.*)"
@@ -60,26 +59,3 @@ def name_of(declared: Declaration) -> str:
     if declared.kind != "binding":
         return declared.name
     return f"{declared.name} <- {declared.exchange} on {declared.routing_key!r}"
-
-
-def refuse_drift(findings: Sequence[Finding]) -> None:
-    drifts = [finding for finding in findings if finding.verdict == "drift"]
-    if drifts:
-        raise DriftError(findings, *map(told, drifts))
-
-
-def refuse_missing(findings: Sequence[Finding]) -> None:
-    missing = [
-        f"{finding.kind} {finding.name!r} does not exist" for finding in findings if finding.verdict == "missing"
-    ]
-    if missing:
-        raise TopologyError(*missing)
-
-
-def told(drift: Finding) -> str:
-    if drift.argument is None:
-        return f"{drift.kind} {drift.name!r}: {drift.note}"
-    return (
-        f"{drift.kind} {drift.name!r} has {drift.argument}={drift.found!r}, and {drift.wanted!r} is wanted; "
-        "a broker never changes it: delete it or describe it as it is"
-    )

@@ -40,6 +40,7 @@ from acemq.transport import (
 
 from . import capabilities, ledger
 from .address import Address
+from .advice import advice
 from .bell import keep
 from .consumer import ConsumeOptions
 from .link import Link
@@ -263,6 +264,9 @@ class RabbitMQ:
             if subscription.queue in created:
                 subscription.nudge()
         return findings
+
+    def advice(self, topology: Topology) -> Sequence[str]:
+        return tuple(advice(topology))
 
     async def publish(
         self, batch: Sequence[Outgoing], *, within: timedelta, transaction: object | None = None

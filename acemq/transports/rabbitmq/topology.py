@@ -12,14 +12,15 @@ from aiormq import Channel
 from aiormq.abc import ArgumentsType
 
 from acemq.clock import Clock
-from acemq.errors import CapabilityError, DriftError, TopologyError
+from acemq.errors import DriftError, TopologyError
+from acemq.lacking import refuse_lacking
+from acemq.plan import Finding, Plan, problem, refuse_drift
 from acemq.topology import Declaration, Topology
 from acemq.transport import (
     AccessDenied,
     ApplyMode,
     Depth,
     ExchangeMissing,
-    Finding,
     Kind,
     NotConnected,
     QueueMissing,
@@ -27,7 +28,8 @@ from acemq.transport import (
     TransportError,
 )
 
-from .drift import UNLISTED, bindings_seen, drift_of, name_of, refuse_drift, refuse_missing, told
+from . import capabilities
+from .drift import UNLISTED, bindings_seen, drift_of, name_of
 from .link import Link
 from .session import ANSWER_LIMIT, Session, ask
 
@@ -66,12 +68,8 @@ class BrokerTopology:
     # apply
 
     async def apply(self, topology: Topology, mode: ApplyMode) -> Sequence[Finding]:
+        refuse_lacking(topology, capabilities.OWN)
         declarations = topology.describe()
-        for declared in declarations:
-            if declared.type == "stream":
-                raise CapabilityError(
-                    "rabbitmq", "streams", f"type='stream' of {declared.name!r}", "They are not built yet"
-                )
         async with self._questions() as broker:
             findings = [await _look(broker, declared) for declared in declarations if declared.kind != "binding"]
             findings += bindings_seen(declarations, findings)
@@ -79,8 +77,7 @@ class BrokerTopology:
                 case ApplyMode.REPORT:
                     pass
                 case ApplyMode.VERIFY:
-                    refuse_drift(findings)
-                    refuse_missing(findings)
+                    refuse_drift(findings, nor_missing=True)
                 case ApplyMode.CREATE:
                     refuse_drift(findings)
                     findings = [
@@ -318,7 +315,7 @@ async def _create(broker: _Questions, declared: Declaration, finding: Finding) -
             # Somebody else has just made it, otherwise; or it cannot be made so at all.
             drift = drift_of(declared, str(error))
             raise (
-                DriftError([drift], told(drift)) if drift.argument else TopologyError(f"{declared}: {error}")
+                DriftError(Plan((drift,)), problem(drift)) if drift.argument else TopologyError(f"{declared}: {error}")
             ) from None
         if error.code == NOT_FOUND:
             raise TopologyError(f"{declared}: {error}") from None

@@ -6,9 +6,10 @@ from typing import Any, cast
 import pytest
 
 from acemq.errors import CapabilityError, ConfigurationError, DriftError, TopologyError
+from acemq.plan import Finding
 from acemq.retry import RetryPolicy
 from acemq.topology import Queue, Topology
-from acemq.transport import AccessDenied, ApplyMode, ExchangeMissing, Finding, QueueMissing
+from acemq.transport import AccessDenied, ApplyMode, ExchangeMissing, QueueMissing
 from acemq.transports.memory import MemoryBroker
 from tests.unit.transports.memory.conftest import Connect
 from tests.unit.transports.memory.playing import MINUTE, SECOND, Client
@@ -16,6 +17,7 @@ from tests.unit.transports.memory.playing import MINUTE, SECOND, Client
 CREATE, VERIFY, REPORT = ApplyMode.CREATE, ApplyMode.VERIFY, ApplyMode.REPORT
 
 NEWS = Topology().exchange("news", "topic").queue("a").queue("b").bind("a", "news", "a.*").bind("b", "news", "#")
+BINDINGS = ("a <- news on 'a.*'", "b <- news on '#'")
 
 
 def verdicts(findings: list[Finding]) -> list[tuple[str, str]]:
@@ -25,8 +27,8 @@ def verdicts(findings: list[Finding]) -> list[tuple[str, str]]:
 async def test_create_makes_what_is_missing_and_is_idempotent(client: Client) -> None:
     made = verdicts([*await client.port.apply(NEWS, CREATE)])
     there = verdicts([*await client.port.apply(NEWS, CREATE)])
-    assert made == [("created", name) for name in ("news", "a", "b", "a", "b")]
-    assert there == [("present", name) for name in ("news", "a", "b", "a", "b")]
+    assert made == [("created", name) for name in ("news", "a", "b", *BINDINGS)]
+    assert there == [("present", name) for name in ("news", "a", "b", *BINDINGS)]
     assert [await client.port.exists("a"), await client.port.exists("news", "exchange")] == [True, True]
 
 
@@ -42,9 +44,9 @@ async def test_report_and_verify_create_nothing_and_verify_raises(client: Client
 async def test_drift_names_argument_wanted_and_found_and_nothing_is_made(client: Client) -> None:
     await client.declare("a", ttl=SECOND)
     topology = Topology().queue("new").queue("a", ttl=MINUTE, max_length=5)
-    with pytest.raises(DriftError, match="max_length=None, wanted 5") as raised:
+    with pytest.raises(DriftError, match="max_length=None, and 5 is wanted") as raised:
         await client.port.apply(topology, CREATE)
-    drifts = [finding for finding in raised.value.plan if isinstance(finding, Finding) and finding.verdict == "drift"]
+    drifts = [finding for finding in raised.value.plan.findings if finding.verdict == "drift"]
     assert [(drift.name, drift.argument, drift.wanted, drift.found) for drift in drifts] == [
         ("a", "ttl", MINUTE, SECOND),
         ("a", "max_length", 5, None),

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from acemq.errors import DriftError
+from acemq.plan import Finding, refuse_drift
 from acemq.topology import Declaration
-from acemq.transport import Finding
-from acemq.transports.rabbitmq.drift import drift_of, refuse_drift
+from acemq.transports.rabbitmq.drift import drift_of
 
 QUEUE = Declaration("queue", "it's: a queue")
 HEAD = "PRECONDITION_FAILED - inequivalent arg"
@@ -64,7 +64,7 @@ def test_argument_wanted_and_found_are_read(text: str, argument: str, wanted: ob
     with pytest.raises(DriftError, match=argument) as refused:
         refuse_drift([Finding(verdict="present", kind="queue", name="other"), drift])
     assert len(refused.value.problems) == 1
-    assert len(refused.value.plan) == 2
+    assert len(refused.value.plan.findings) == 2
 
 
 def test_words_that_are_not_known_are_shown_as_they_are() -> None:
