@@ -31,12 +31,15 @@ from acemq.errors import (
     PipelineTypeError,
     PublishError,
     PublishFailedError,
+    PublishingPausedError,
     PublishRefusedError,
     ReplayError,
     RouteError,
+    SecurityError,
     TopologyError,
     UnroutableError,
 )
+from acemq.gate import WhenBlocked
 from acemq.headers import HeaderValue
 from acemq.message import Handled, Handler, Message, SetAside, current_message
 from acemq.mq import AceMQ, connect
@@ -47,6 +50,7 @@ from acemq.patterns.routing_slip import Itinerary, Route, RoutingSlip, Stop
 from acemq.publishing import Publisher, PublishOptions, Receipt
 from acemq.pulling import Pulled
 from acemq.retry import Backoff, RetryPolicy
+from acemq.security import Credentials, CredentialsSource, Tls
 from acemq.settling import ConsumerCounters
 from acemq.telemetry import Diagnostic
 from acemq.topology import Topology
@@ -79,6 +83,8 @@ __all__ = [
     "Consumer",
     "ConsumerCounters",
     "ConsumerState",
+    "Credentials",
+    "CredentialsSource",
     "DecodeError",
     "Depth",
     "Diagnostic",
@@ -112,6 +118,7 @@ __all__ = [
     "PublishOptions",
     "PublishRefusedError",
     "Publisher",
+    "PublishingPausedError",
     "Pulled",
     "Receipt",
     "Replay",
@@ -122,6 +129,7 @@ __all__ = [
     "RouteError",
     "RoutingSlip",
     "RunningPipeline",
+    "SecurityError",
     "SetAside",
     "SlipForm",
     "StepOptions",
@@ -129,9 +137,11 @@ __all__ = [
     "StopReason",
     "SystemClock",
     "TextCodec",
+    "Tls",
     "Topology",
     "TopologyError",
     "UnroutableError",
+    "WhenBlocked",
     "connect",
     "current_message",
     "one_of",
