@@ -338,7 +338,9 @@ def _organisations(name: bytes) -> list[str]:
 
 def _content(data: bytes) -> bytes:
     """Of the first element."""
-    return next(_elements(data))[1]
+    for _, content in _elements(data):
+        return content
+    raise ValueError("empty")
 
 
 def _elements(data: bytes) -> Iterator[tuple[int, bytes]]:
