@@ -14,7 +14,14 @@ from typing import Any, Self, TypedDict, TypeVar, Unpack
 from acemq.clock import SYSTEM, Clock, check_duration
 from acemq.codec import Codec, Codecs, Payload, PayloadType, Reader
 from acemq.consuming import ConsumeOptions, Consumer, Drained, check_options, check_policy
-from acemq.errors import AcemqError, ClosedError, ConfigurationError, LoopError, TopologyError
+from acemq.errors import (
+    AcemqError,
+    ClosedError,
+    ConfigurationError,
+    ConnectionFailedError,
+    LoopError,
+    TopologyError,
+)
 from acemq.gate import WhenBlocked
 from acemq.handling import Call, check_handler
 from acemq.mapping import public_error
@@ -128,6 +135,8 @@ class Connection:
             public = public_error(error)
             if public is error:
                 raise
+            if isinstance(public, ConnectionFailedError) and not public.hosts:
+                public.hosts = tuple(self.state.endpoint.split(","))
             raise public from error
         self._loop = asyncio.get_running_loop()
         self.outbound.open()

@@ -237,6 +237,9 @@ class Outbound:
 
     def _refuse(self, window: Sequence[Outgoing | EncodeError], why: AcemqError) -> list[Receipt | Exception]:
         refused = PublishResult(Published.REFUSED, why)
+        for draft in window:
+            if isinstance(draft, Outgoing):
+                self._count(draft, "refused", 0.0, None, None)
         return [draft if isinstance(draft, EncodeError) else publish_error(refused, draft) for draft in window]
 
     async def _publish_window(

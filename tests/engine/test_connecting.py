@@ -96,6 +96,7 @@ async def test_refused_credentials_end_the_opening_at_once_and_are_shown_nowhere
     with pytest.raises(AuthenticationError) as refused:
         await acemq.connect(rabbit_url, credentials=Credentials("guest", "s3cret"))
     assert time.monotonic() - began < 5
+    assert refused.value.hosts == (f"127.0.0.1:{port_of(rabbit_url)}/",)
     assert "s3cret" not in f"{caplog.text} {refused.value!r} {vars(refused.value)!r} {refused.value.__cause__!r}"
 
 
@@ -447,8 +448,8 @@ async def test_close_while_reconnecting_is_bounded(rabbitmq: RabbitMQ, queue: st
         consumer = await busy.consume(queue, int, handle)
         await mq.send(queue, 1)
         await handling.wait()
-        if memory:
-            broker = MemoryBroker.named(url.removeprefix("memory://"))
+        broker = MemoryBroker.named(url.removeprefix("memory://")) if memory else None
+        if broker is not None:
             broker.refuse_dials()
             broker.disconnect("cut by a test")
         else:
@@ -465,7 +466,7 @@ async def test_close_while_reconnecting_is_bounded(rabbitmq: RabbitMQ, queue: st
         with pytest.raises((PublishRefusedError, ClosedError)):
             await asyncio.wait_for(waiting, 2)
         assert await busy.close() is drained
-        if memory:
+        if broker is not None:
             broker.refuse_dials(False)
         else:
             proxy.refuse(False)

@@ -170,12 +170,14 @@ async def door(to: RabbitMQ, context: ssl.SSLContext) -> AsyncIterator[str]:
         writer.close()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        running.add(me := asyncio.current_task())  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+        me = asyncio.current_task()
+        assert me is not None
+        running.add(me)
         try:
             inner_reader, inner_writer = await asyncio.open_connection("127.0.0.1", port_of(to.url))
             await asyncio.gather(pipe(reader, inner_writer), pipe(inner_reader, writer))
         finally:
-            running.discard(me)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+            running.discard(me)
 
     server = await asyncio.start_server(serve, "127.0.0.1", 0, ssl=context)
     try:

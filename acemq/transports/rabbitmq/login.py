@@ -7,7 +7,7 @@ import inspect
 import ssl
 
 from acemq.clock import Clock
-from acemq.errors import AcemqError
+from acemq.errors import SecurityError
 from acemq.security import Credentials, CredentialsSource, Tls, check_answer, check_presented
 from acemq.transport import NotConnected
 
@@ -27,22 +27,24 @@ class Login:
         self.tls = (tls or Tls()) if address.tls else None
         self._source = source if source is not None else Credentials(address.user, address.password)
         self._clock = clock
-        self._asking: asyncio.Task[Credentials] | None = None
+        self._latest: asyncio.Task[Credentials] | None = None
         self._asked_at = 0.0
         self._served: set[str] = set()
+        self._asking: set[asyncio.Task[Credentials]] = set()
 
     async def credentials(self, link: str) -> Credentials:
         """For the link of this name, now. No link is served twice by one answer."""
         if isinstance(self._source, Credentials):
             return self._source
-        asking, now = self._asking, self._clock.monotonic()
-        if asking is None or link in self._served or now - self._asked_at > _FRESH:
-            self.close()
-            self._asking = asking = asyncio.create_task(self._ask())
-            asking.add_done_callback(_read)
+        latest, now = self._latest, self._clock.monotonic()
+        if latest is None or link in self._served or (latest.done() and now - self._asked_at > _FRESH):
+            self._latest = latest = asyncio.create_task(self._ask())
+            self._asking.add(latest)
+            latest.add_done_callback(self._asked)
             self._asked_at, self._served = now, set()
         self._served.add(link)
-        return await asyncio.shield(asking)
+        # One link that gives up its dial must not take the answer away from the other.
+        return await asyncio.shield(latest)
 
     async def _ask(self) -> Credentials:
         source = self._source
@@ -51,7 +53,7 @@ class Login:
             # In a thread, unless it says that it is asynchronous: it may read a file or call a server.
             answer = source() if inspect.iscoroutinefunction(source) else await asyncio.to_thread(source)
             return check_answer(await answer if inspect.isawaitable(answer) else answer)
-        except AcemqError:
+        except SecurityError:
             raise
         except Exception as error:
             # Its text is not ours to show: it was written beside a secret.
@@ -72,11 +74,11 @@ class Login:
             check_presented(connection, endpoint)
 
     def close(self) -> None:
-        if self._asking is not None:
-            self._asking.cancel()
-            self._asking = None
+        for asking in self._asking:
+            asking.cancel()
+        self._latest = None
 
-
-def _read(task: asyncio.Task[Credentials]) -> None:
-    if not task.cancelled():
-        task.exception()  # should nobody wait for it any more
+    def _asked(self, task: asyncio.Task[Credentials]) -> None:
+        self._asking.discard(task)
+        if not task.cancelled():
+            task.exception()  # read, should nobody wait for it any more

@@ -205,8 +205,9 @@ def _why(endpoint: str, end: End | None, error: Exception) -> TransportError | S
         return error
     if isinstance(error, ssl.SSLCertVerificationError):
         return _untrusted(endpoint, error)
-    if end is not None and _REFUSES_OURS.search(end.text):
-        return SecurityError(f"{endpoint} does not accept our certificate, cert_file: {end.text}", setting="cert_file")
+    said = end.text if end is not None else _text(error)
+    if _REFUSES_OURS.search(said):
+        return SecurityError(f"{endpoint} does not accept our certificate, cert_file: {said}", setting="cert_file")
     if end is not None and end.code is not None:
         if end.code == 403 or (end.code == 530 and "refused for user" in end.text and "limit (" not in end.text):
             return AccessDenied(f"{endpoint}: {end.text}", code=end.code)
