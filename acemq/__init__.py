@@ -31,12 +31,15 @@ from acemq.errors import (
     PipelineTypeError,
     PublishError,
     PublishFailedError,
+    PublishingPausedError,
     PublishRefusedError,
     ReplayError,
     RouteError,
+    SecurityError,
     TopologyError,
     UnroutableError,
 )
+from acemq.gate import WhenBlocked
 from acemq.headers import HeaderValue
 from acemq.message import Handled, Handler, Message, SetAside, current_message
 from acemq.mq import AceMQ, connect
@@ -48,6 +51,7 @@ from acemq.plan import Finding, Plan
 from acemq.publishing import Publisher, PublishOptions, Receipt
 from acemq.pulling import Pulled
 from acemq.retry import Backoff, RetryPolicy
+from acemq.security import Credentials, CredentialsSource, Tls
 from acemq.settling import ConsumerCounters
 from acemq.telemetry import Diagnostic
 from acemq.topology import Declaration, QueueOptions, Topology, TopologyMode
@@ -80,6 +84,8 @@ __all__ = [
     "Consumer",
     "ConsumerCounters",
     "ConsumerState",
+    "Credentials",
+    "CredentialsSource",
     "Declaration",
     "DecodeError",
     "Depth",
@@ -115,6 +121,7 @@ __all__ = [
     "PublishOptions",
     "PublishRefusedError",
     "Publisher",
+    "PublishingPausedError",
     "Pulled",
     "QueueOptions",
     "Receipt",
@@ -126,6 +133,7 @@ __all__ = [
     "RouteError",
     "RoutingSlip",
     "RunningPipeline",
+    "SecurityError",
     "SetAside",
     "SlipForm",
     "StepOptions",
@@ -133,10 +141,12 @@ __all__ = [
     "StopReason",
     "SystemClock",
     "TextCodec",
+    "Tls",
     "Topology",
     "TopologyError",
     "TopologyMode",
     "UnroutableError",
+    "WhenBlocked",
     "connect",
     "current_message",
     "one_of",

@@ -16,7 +16,16 @@ from msgspec.structs import replace
 from acemq.clock import SYSTEM, Clock, check_duration
 from acemq.codec import Codec, Codecs, Payload, PayloadType, Reader
 from acemq.consuming import ConsumeOptions, Consumer, Drained, check_options, check_policy
-from acemq.errors import AcemqError, ClosedError, ConfigurationError, DriftError, LoopError, TopologyError
+from acemq.errors import (
+    AcemqError,
+    ClosedError,
+    ConfigurationError,
+    ConnectionFailedError,
+    DriftError,
+    LoopError,
+    TopologyError,
+)
+from acemq.gate import WhenBlocked
 from acemq.handling import Call, check_handler
 from acemq.lacking import refuse_lacking
 from acemq.mapping import public_error
@@ -27,6 +36,7 @@ from acemq.plan import Plan
 from acemq.publishing import Outbound, Publisher, PublishOptions, Receipt
 from acemq.pulling import Pulled
 from acemq.retry import DEFAULT, Backoff, RetryPolicy
+from acemq.security import CredentialsSource, Tls
 from acemq.telemetry import CONNECTION_LOST, CONNECTION_RECOVERED, Diagnostic, Reporter, Telemetry
 from acemq.topology import Topology, TopologyMode, check_name, latest, rungs, set_aside
 from acemq.transport import Adviser, ApplyMode, Capabilities, Depth, Kind, Phase, Transport, TransportState
@@ -45,6 +55,10 @@ class ConnectOptions(TypedDict, total=False):
     """Five attempts after waits of 1, 2, 4 and 8 s."""
     prefetch: int
     """20; deliveries that a consumer holds unsettled."""
+    credentials: CredentialsSource
+    """What the URL says; a value, or a function that is asked at every dial. It replaces the URL's."""
+    tls: Tls
+    """With `amqps://` only. The system's trust store, host name checked, TLS 1.2 and newer."""
     correlate: bool
     """True: what a handler publishes carries the correlation of the message in hand."""
     max_outstanding: int
@@ -59,6 +73,8 @@ class ConnectOptions(TypedDict, total=False):
     """Pauses between dials: from 0.25 s, doubling to 30 s, with full jitter."""
     topology: TopologyMode
     """`CREATE`: what the library needs by itself is made. `VERIFY` looks whether it is there, `NONE` does not."""
+    when_blocked: WhenBlocked
+    """REFUSE: while the broker takes no publishes they raise at once; WAIT: inside their time limit they wait first."""
     threads: int
     """32; the pool for handlers that are plain functions."""
     on_diagnostic: Callable[[Diagnostic], None]
@@ -68,6 +84,7 @@ class ConnectOptions(TypedDict, total=False):
 
 
 _OPTIONS = frozenset(ConnectOptions.__annotations__)
+_THE_TRANSPORTS = ("clock", "reconnect", "credentials", "tls")
 _PULL_MOST = 1_000
 _VERIFIED = "This connection makes nothing (topology=VERIFY); apply what declared() of one that may has printed"
 
@@ -81,7 +98,7 @@ class Connection:
         self.origin = f"{self.name}@{socket.gethostname() or 'unknown'}"
         self.clock: Clock = options.get("clock", SYSTEM)
         given: dict[str, object] = dict(options)
-        passed_on = {option: given[option] for option in ("clock", "reconnect") if option in given}
+        passed_on = {option: given[option] for option in _THE_TRANSPORTS if option in given}
         self.transport: Transport = transport_for(url, name=self.origin, on_change=self._transport_changed, **passed_on)
         self.codecs = Codecs.of(options["codec"]) if "codec" in options else Codecs.default()
         self.report = Reporter(options.get("on_diagnostic"))
@@ -98,6 +115,7 @@ class Connection:
             timeout=options.get("publish_timeout", timedelta(seconds=10)),
             max_outstanding=options.get("max_outstanding", 1_000),
             correlate=options.get("correlate", True),
+            when_blocked=options.get("when_blocked", WhenBlocked.REFUSE),
             clock=self.clock,
         )
         self._pool = ThreadPoolExecutor(options.get("threads", 32), thread_name_prefix=f"{self.name} handler")
@@ -123,7 +141,12 @@ class Connection:
         try:
             await self.transport.open(within=self._connect_timeout)
         except AcemqError as error:
-            raise public_error(error) from error
+            public = public_error(error)
+            if public is error:
+                raise
+            if isinstance(public, ConnectionFailedError) and not public.hosts:
+                public.hosts = tuple(self.state.endpoint.split(","))
+            raise public from error
         self._loop = asyncio.get_running_loop()
         self.outbound.open()
 
@@ -178,6 +201,21 @@ class Connection:
         """A publisher of one payload class to one place; the checkers refuse any other payload."""
         self.outbound.check_options(exchange, routing_key, options)
         return Publisher(self.outbound, exchange, routing_key, options)
+
+    def pause_publishing(self) -> None:
+        """From now on the application's publishes raise `PublishingPausedError`, in handlers too.
+
+        What is under way ends as it would, and the library's own copies and the hops of its patterns go on, so that
+        a service that drains can finish what it has.
+        """
+        self.outbound.gate.pause()
+
+    def resume_publishing(self) -> None:
+        self.outbound.gate.resume()
+
+    @property
+    def publishing_paused(self) -> bool:
+        return self.outbound.gate.is_paused
 
     # Consuming
 
@@ -427,6 +465,7 @@ class Connection:
         return timedelta(seconds=max(self._close_by - time.monotonic(), 0))
 
     def _transport_changed(self, state: TransportState) -> None:
+        self.outbound.gate.told(state.blocked)
         if state.phase is Phase.RECONNECTING and not self._lost:
             self._lost = True
             text = f"lost {state.endpoint}: {state.last_error}; dialling again"
@@ -454,6 +493,9 @@ def _check(options: ConnectOptions) -> None:
     mode: object = options.get("topology", TopologyMode.CREATE)
     if not isinstance(mode, TopologyMode):
         raise ConfigurationError(f"topology={mode!r} must be one of TopologyMode: {', '.join(TopologyMode)}")
+    when = options.get("when_blocked", WhenBlocked.REFUSE)
+    if not isinstance(when, WhenBlocked):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ConfigurationError(f"when_blocked={when!r} must be WhenBlocked.REFUSE or WhenBlocked.WAIT")
     name = options.get("name", "acemq")
     if not name or "@" in name or len(name.encode()) > 100:
         raise ConfigurationError(f"name={name!r} must have 1 to 100 bytes and no '@'")

@@ -4,6 +4,7 @@ AcemqError
 ├── ConfigurationError (ValueError)     a bad argument; nothing was done
 │   ├── MissingExtraError               a driver is not installed            .extra
 │   ├── CapabilityError                 this transport cannot do that        .transport .capability .option
+│   ├── SecurityError                   credentials or TLS cannot be used    .setting
 │   ├── TopologyError                   objects that cannot be declared      .problems
 │   │   └── DriftError                  the broker has them otherwise        .plan
 │   ├── HandlerTypeError (TypeError)    a handler or payload class of the wrong shape
@@ -15,6 +16,7 @@ AcemqError
 ├── PublishError                        .exchange .routing_key .message_id .outcome .code
 │   ├── PublishRefusedError             nothing was written: safe to send again
 │   │   ├── BlockedError                the broker takes no publishes now    .reason
+│   │   ├── PublishingPausedError       the application has paused publishing
 │   │   └── MessageTooLargeError        over the transport's limit           .size .limit
 │   ├── UnroutableError                 confirmed, but no queue took it      .reason
 │   ├── PublishFailedError              it may be there                      .nacked
@@ -62,8 +64,10 @@ __all__ = [
     "PublishError",
     "PublishFailedError",
     "PublishRefusedError",
+    "PublishingPausedError",
     "ReplayError",
     "RouteError",
+    "SecurityError",
     "TopologyError",
     "UnroutableError",
 ]
@@ -104,6 +108,17 @@ class CapabilityError(ConfigurationError):
         super().__init__(
             f"{option} needs {capability}, which {transport} does not have{'. ' if advice else ''}{advice}"
         )
+
+
+class SecurityError(ConfigurationError):
+    """Credentials that cannot be had, or a certificate that is missing, unreadable, or not to be trusted.
+
+    `setting` names what to mend: `credentials`, `tls` or a field of `Tls`. No text of it holds a secret.
+    """
+
+    def __init__(self, text: str, *, setting: str) -> None:
+        self.setting = setting
+        super().__init__(text)
 
 
 class TopologyError(ConfigurationError):
@@ -178,6 +193,10 @@ class BlockedError(PublishRefusedError):
     def __init__(self, text: str, *, reason: str, **where: Any) -> None:
         self.reason = reason
         super().__init__(text, **where)
+
+
+class PublishingPausedError(PublishRefusedError):
+    """`pause_publishing()` was called. `resume_publishing()` ends that."""
 
 
 class MessageTooLargeError(PublishRefusedError):

@@ -15,6 +15,7 @@ from acemq.errors import (
     MessageTooLargeError,
     PublishError,
     PublishFailedError,
+    PublishingPausedError,
     PublishRefusedError,
     TopologyError,
     UnroutableError,
@@ -48,6 +49,8 @@ def publish_error(result: PublishResult, outgoing: Outgoing) -> PublishError:
             public: PublishError = UnroutableError(text, reason=str(error), **where)
         case Published.REFUSED, port.Blocked():
             public = BlockedError(text, reason=str(error), **where)
+        case Published.REFUSED, PublishingPausedError():
+            public = PublishingPausedError(text, **where)
         case Published.REFUSED, port.MessageTooLarge():
             public = MessageTooLargeError(text, size=error.size, limit=error.limit, **where)
         case Published.REFUSED, _:
@@ -63,7 +66,9 @@ def public_error(error: AcemqError) -> AcemqError:
     match error:
         case port.AccessDenied():
             return AuthenticationError(str(error), last=str(error))
-        case port.NotConnected() | port.ServerTooOld() | port.SchemaMissing() | port.TimedOut() | port.Blocked():
+        case port.NotConnected():
+            return ConnectionFailedError(str(error), hosts=error.hosts, last=error.last or str(error))
+        case port.ServerTooOld() | port.SchemaMissing() | port.TimedOut() | port.Blocked():
             return ConnectionFailedError(str(error), last=str(error))
         case port.WrongLoop():
             return LoopError(str(error))

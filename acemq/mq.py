@@ -43,7 +43,8 @@ def connect(url: str, **options: Unpack[ConnectOptions]) -> Opening[AceMQ]:
     """A connection to `memory://name` or `amqp://user:password@host/vhost`, about to be opened.
 
     Refuses a bad URL or option here, before any I/O. Opening tries every host until `connect_timeout`, then raises
-    `ConnectionFailedError`; refused credentials end it at once as `AuthenticationError`. Once it has opened, the
-    connection recovers by itself for ever. Leaving its block drains the consumers and closes it.
+    `ConnectionFailedError`; refused credentials end it at once as `AuthenticationError`, a certificate that cannot be
+    trusted or used as `SecurityError`. Once it has opened, the connection recovers by itself for ever. Leaving its
+    block drains the consumers and closes it.
     """
     return AceMQ(url, **options).opening()

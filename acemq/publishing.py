@@ -26,7 +26,9 @@ from acemq.errors import (
     ConfigurationError,
     EncodeError,
     LoopError,
+    PublishingPausedError,
 )
+from acemq.gate import PAUSED, Gate, WhenBlocked
 from acemq.headers import HeaderValue
 from acemq.ids import new_id
 from acemq.mapping import publish_error
@@ -137,11 +139,13 @@ class Outbound:
         timeout: timedelta,
         max_outstanding: int = 1_000,
         correlate: bool = True,
+        when_blocked: WhenBlocked = WhenBlocked.REFUSE,
         clock: Clock = SYSTEM,
     ) -> None:
         self._transport, self._codecs, self._telemetry, self._clock = transport, codecs, telemetry, clock
         self._origin, self._timeout, self._correlate = origin, timeout, correlate
         self.permits = Permits(max_outstanding, lambda: transport.state.outstanding)
+        self.gate = Gate(when_blocked, clock)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread = 0
         self._closed, self._draining = True, False
@@ -156,19 +160,27 @@ class Outbound:
     def close(self) -> None:
         """Refuse whatever the application publishes from now on."""
         self._closed = True
+        self.gate.close()
 
     # For the application
 
     async def publish(
-        self, exchange: str, routing_key: str, payload: object, options: PublishOptions | None = None
+        self,
+        exchange: str,
+        routing_key: str,
+        payload: object,
+        options: PublishOptions | None = None,
+        *,
+        own: bool = False,
     ) -> Receipt:
+        """`own`: a hop of the library's, which goes on while the application has paused publishing."""
         self._check_usable()
         outgoing = self.draft(exchange, routing_key, payload, options)
         within = options.get("timeout", self._timeout) if options else self._timeout
         telemetry = self._telemetry
         span = self._open_span(outgoing) if telemetry.tracing else None
         began = time.perf_counter()
-        result = await self._through(outgoing, within, span, began)
+        result = await self._through(outgoing, within, span, began, own)
         took = time.perf_counter() - began
         error = None if result.outcome is Published.ROUTED else publish_error(result, outgoing)
         if span is not None or telemetry.metering:
@@ -185,6 +197,8 @@ class Outbound:
         Every message is tried and its end awaited. If any did not get through: `BatchPublishError` with all results.
         """
         self._check_usable()
+        if self.gate.is_paused:
+            raise PublishingPausedError(PAUSED, exchange=exchange, routing_key=routing_key)
         if options and (options.keys() & {"message_id", "envelope"}):
             raise ConfigurationError(
                 "message_id and envelope belong to one message; publish_many gives each its own id"
@@ -193,14 +207,18 @@ class Outbound:
         results: list[Receipt | Exception] = []
         drafts = self._drafts(exchange, routing_key, payloads, options)
         while True:
+            refusal = await self.gate.refusal(within.total_seconds()) if self.gate.is_shut else None
             # The permits come first: no payload is taken from the caller's iterable before there is room for it.
-            taken = await self.permits.take_some(WINDOW, within)
+            taken = await self.permits.take_some(WINDOW, within) if refusal is None else 0
             window = list(islice(drafts, taken or WINDOW))
             if not window:
                 self.permits.give(taken)
                 break
-            results.extend(await self._publish_window(window, within) if taken else self._refuse(window, within))
-            self.permits.give(taken)
+            if taken:
+                results.extend(await self._publish_window(window, within))
+                self.permits.give(taken)
+            else:
+                results.extend(self._refuse(window, refusal or port.TimedOut(self.permits.shortage(within))))
             # A transport that answers without waiting must not keep the loop to itself for the whole batch.
             await asyncio.sleep(0)
         failures = [result for result in results if isinstance(result, Exception)]
@@ -217,8 +235,11 @@ class Outbound:
             except EncodeError as error:
                 yield error  # it ends this message, and not the batch
 
-    def _refuse(self, window: Sequence[Outgoing | EncodeError], within: timedelta) -> list[Receipt | Exception]:
-        refused = PublishResult(Published.REFUSED, port.TimedOut(self.permits.shortage(within)))
+    def _refuse(self, window: Sequence[Outgoing | EncodeError], why: AcemqError) -> list[Receipt | Exception]:
+        refused = PublishResult(Published.REFUSED, why)
+        for draft in window:
+            if isinstance(draft, Outgoing):
+                self._count(draft, "refused", 0.0, None, None)
         return [draft if isinstance(draft, EncodeError) else publish_error(refused, draft) for draft in window]
 
     async def _publish_window(
@@ -228,7 +249,8 @@ class Outbound:
         batch = [draft for draft in window if isinstance(draft, Outgoing)]
         spans = {id(outgoing): self._open_span(outgoing) for outgoing in batch} if self._telemetry.tracing else {}
         try:
-            answers = iter(await self._transport.publish(batch, within=within))
+            results = await self._transport.publish(batch, within=within)
+            answers = iter(await self._once_freed(batch, results, _left(within, began)) if self.gate.waits else results)
         except BaseException:
             self.permits.owe(len(window))
             self.permits.give(-len(window))  # publish_many gives back what it has taken
@@ -236,16 +258,16 @@ class Outbound:
                 end_span(span, "failed")
             raise
         took = time.perf_counter() - began
-        results: list[Receipt | Exception] = []
+        ended: list[Receipt | Exception] = []
         for draft in window:
             if isinstance(draft, EncodeError):
-                results.append(draft)
+                ended.append(draft)
                 continue
             answer = next(answers)
             error = None if answer.outcome is Published.ROUTED else publish_error(answer, draft)
             self._count(draft, error.outcome if error else "confirmed", took, spans.get(id(draft)), error)
-            results.append(error or _receipt(draft, took))
-        return results
+            ended.append(error or _receipt(draft, took))
+        return ended
 
     # For the library's own copies, replies and hops
 
@@ -391,18 +413,27 @@ class Outbound:
 
     # One publish
 
-    async def _through(self, outgoing: Outgoing, within: timedelta, span: Span | None, began: float) -> PublishResult:
-        permits = self.permits
+    async def _through(
+        self, outgoing: Outgoing, within: timedelta, span: Span | None, began: float, own: bool
+    ) -> PublishResult:
+        permits, limit = self.permits, within
         try:
+            if self.gate.is_shut:
+                refusal = await self.gate.refusal(within.total_seconds(), own=own)
+                if refusal is not None:
+                    return PublishResult(Published.REFUSED, refusal)
+                within = _left(limit, began)
             if not permits.take_now():
                 if not await permits.take_some(1, within):
                     return PublishResult(Published.REFUSED, port.TimedOut(permits.shortage(within)))
-                within = max(within - timedelta(seconds=time.perf_counter() - began), timedelta(milliseconds=1))
+                within = _left(limit, began)
         except asyncio.CancelledError:
             self._count(outgoing, "refused", time.perf_counter() - began, span, None)
             raise
         try:
             (result,) = await self._transport.publish((outgoing,), within=within)
+            if self.gate.waits and result.error is not None:
+                (result,) = await self._once_freed((outgoing,), (result,), _left(limit, began))
         except BaseException:
             # The message may be out: its permit comes back when the broker has answered, or the link is gone.
             permits.owe(1)
@@ -410,6 +441,25 @@ class Outbound:
             raise
         permits.give(1)
         return result
+
+    async def _once_freed(
+        self, batch: Sequence[Outgoing], results: Sequence[PublishResult], within: timedelta
+    ) -> Sequence[PublishResult]:
+        """With `WhenBlocked.WAIT`: what met an alarm that the gate had not heard of yet is tried again behind it."""
+        began = time.perf_counter()
+        ended = list(results)
+        while self.gate.waits:
+            held = [at for at, result in enumerate(ended) if isinstance(result.error, port.Blocked)]
+            left = (within - timedelta(seconds=time.perf_counter() - began)).total_seconds()
+            if not held or left <= 0:
+                break
+            self.gate.told(self._transport.state.blocked)
+            await asyncio.sleep(0)  # between two alarms nothing else might make the loop turn
+            if await self.gate.refusal(left, own=True) is None:
+                again = await self._transport.publish([batch[at] for at in held], within=_left(within, began))
+                for at, result in zip(held, again, strict=True):
+                    ended[at] = result
+        return ended
 
     def _check_usable(self) -> None:
         if self._closed or (self._draining and CURRENT.get() is None):
@@ -435,6 +485,11 @@ class Outbound:
             self._telemetry.published(outgoing.exchange, outgoing.routing_key, kind, outcome, took)
         if span is not None:
             end_span(span, outcome, error)
+
+
+def _left(limit: timedelta, began: float) -> timedelta:
+    """Of a time limit; a millisecond where nothing is, as a transport takes no less."""
+    return max(limit - timedelta(seconds=time.perf_counter() - began), timedelta(milliseconds=1))
 
 
 def _receipt(outgoing: Outgoing, took: float) -> Receipt:

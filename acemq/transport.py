@@ -40,7 +40,13 @@ class TransportError(AcemqError):
 
 
 class NotConnected(TransportError):
-    """No link to the server within the time."""
+    """No link to the server within the time. `hosts`: those tried, `last`: why not the last of them; no secret."""
+
+    def __init__(
+        self, text: str, *, code: int | None = None, hosts: Sequence[str] = (), last: str | None = None
+    ) -> None:
+        self.hosts, self.last = tuple(hosts), last
+        super().__init__(text, code=code)
 
 
 class AccessDenied(TransportError):

@@ -236,6 +236,7 @@ def names() -> str:
 
 
 ALIASES = {
+    "CredentialsSource": "Type alias: `Credentials`, or a function that returns them, `async` or not.",
     "Handler": "Type alias: what `consume()` calls, a function from `Message[T]` to `Ack` or `None`, `async` or not.",
     "HeaderValue": "Type alias: what a header may hold.",
     "Payload": "Type alias: a payload class, or what `one_of()` made of several.",

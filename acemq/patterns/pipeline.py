@@ -271,18 +271,24 @@ class RunningPipeline(Generic[In, Out]):
                 self._finished(message, step.name, "ended_early")
             else:
                 # Confirmed and routed first; only then does returning accept the input.
-                await self._publish(onward, output, message.envelope.replace(attempt=1, error=None))
+                await self._publish(onward, output, message.envelope.replace(attempt=1, error=None), own=True)
 
         handle.__name__ = step.name
         return handle
 
     async def _publish(
-        self, slip: RoutingSlip | Itinerary, payload: object, envelope: Envelope, options: PublishOptions | None = None
+        self,
+        slip: RoutingSlip | Itinerary,
+        payload: object,
+        envelope: Envelope,
+        options: PublishOptions | None = None,
+        *,
+        own: bool = False,
     ) -> Receipt:
         stop = address(self.name, self.steps, slip)
         onward = {name: value for name, value in (options or {}).items() if name not in ENVELOPE_OPTIONS}
         carried = cast("PublishOptions", {**onward, "envelope": slip.on(envelope)})
-        return await self._connection.outbound.publish(stop.exchange, stop.routing_key, payload, carried)
+        return await self._connection.outbound.publish(stop.exchange, stop.routing_key, payload, carried, own=own)
 
     def _finished(self, message: Message[Any], step: str, outcome: str) -> None:
         self._counted = replace(self._counted, **{outcome: getattr(self._counted, outcome) + 1})

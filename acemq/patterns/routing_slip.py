@@ -234,4 +234,5 @@ async def forward(
 ) -> Receipt:
     """On to the slip's current stop, as given: it does not advance. Identity, correlation and headers travel on."""
     stop = address_of(slip)
-    return await connection.publish(stop.exchange, stop.routing_key, payload, envelope=slip.on(envelope))
+    carried: PublishOptions = {"envelope": slip.on(envelope)}
+    return await connection.outbound.publish(stop.exchange, stop.routing_key, payload, carried, own=True)

@@ -1,24 +1,18 @@
-"""A user who may not do everything, and a server that proves who it is."""
+"""A user who may not do everything."""
 
 from __future__ import annotations
 
 import asyncio
-import ssl
-import time
 from collections.abc import AsyncIterator
 from datetime import timedelta
-from pathlib import Path
 
 import pytest
-import trustme
 
 from acemq.topology import Topology
-from acemq.transport import AccessDenied, ApplyMode, NotConnected, Published
-from acemq.transports.rabbitmq import transport
-from tests.conftest import StartRabbitMQ
+from acemq.transport import AccessDenied, ApplyMode, Published
 from tests.rabbitmq.conftest import Declare, Dial
-from tests.rabbitmq.kit import SOON, Recorder, fill, out, port_of, send, settle
-from tests.services import RabbitMQ, free_ports
+from tests.rabbitmq.kit import Recorder, out, port_of, send
+from tests.services import RabbitMQ
 
 
 @pytest.fixture
@@ -68,34 +62,3 @@ async def test_what_is_there_needs_no_right_to_declare_it(
     assert (found.verdict, found.note) == ("present", "not compared: no right to declare it")
     with pytest.raises(AccessDenied, match=f"{name}-mine-new"):
         await one.apply(Topology().queue(f"{name}-mine-new", type="classic"), ApplyMode.CREATE)
-
-
-async def test_over_tls_the_certificate_decides(
-    start_rabbitmq: StartRabbitMQ, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
-    authority = trustme.CA()
-    authority.cert_pem.write_to_path(tmp_path / "ca.pem")
-    server_certificate = authority.issue_cert("127.0.0.1")
-    server_certificate.private_key_and_cert_chain_pem.write_to_path(tmp_path / "server.pem")
-    (port,) = free_ports(1)
-    await asyncio.to_thread(
-        start_rabbitmq,
-        ssl_listeners=f'[{{"127.0.0.1", {port}}}]',
-        ssl_options=f'[{{certfile, "{tmp_path}/server.pem"}}, {{keyfile, "{tmp_path}/server.pem"}}]',
-    )
-    one = transport(f"amqps://127.0.0.1:{port}")
-    began = time.monotonic()
-    with pytest.raises(NotConnected, match="certificate") as refused:
-        await one.open(within=timedelta(seconds=10))
-    assert time.monotonic() - began < 3
-    assert not refused.value.retryable
-
-    monkeypatch.setenv(ssl.get_default_verify_paths().openssl_cafile_env, str(tmp_path / "ca.pem"))
-    await one.open(within=SOON)
-    await one.apply(Topology().queue(name, type="classic"), ApplyMode.CREATE)
-    await fill(one, name, 3)
-    await settle(one, await one.pull(name, most=3, wait=SOON))
-    assert (await send(one, out(name, b"x" * 500_000)))[0].outcome is Published.ROUTED
-    began = time.monotonic()
-    await one.close(timedelta(seconds=1))
-    assert time.monotonic() - began < 2

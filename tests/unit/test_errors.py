@@ -27,6 +27,7 @@ SAMPLES: dict[str, errors.AcemqError] = {
         errors.ConfigurationError("a bad argument"),
         errors.MissingExtraError("redis://", "redis"),
         errors.CapabilityError("aws", "exclusive consumers", "exclusive=True", "Leave it out"),
+        errors.SecurityError("ca_file cannot be read", setting="ca_file"),
         errors.TopologyError("no such queue", "no such exchange"),
         errors.DriftError(Plan((Finding(verdict="drift", kind="queue", name="q"),)), "q has x-max-length 10, not 20"),
         errors.HandlerTypeError("a handler of the wrong shape"),
@@ -38,6 +39,7 @@ SAMPLES: dict[str, errors.AcemqError] = {
         errors.PublishError("not there", **WHERE),
         errors.PublishRefusedError("not written", **WHERE),
         errors.BlockedError("blocked", reason="low on memory", **WHERE),
+        errors.PublishingPausedError("paused", **WHERE),
         errors.MessageTooLargeError("too large", size=11, limit=10, **WHERE),
         errors.UnroutableError("nowhere", reason="NO_ROUTE", **WHERE),
         errors.PublishFailedError("perhaps", nacked=True, **WHERE),
@@ -168,6 +170,7 @@ def test_a_publish_error_says_in_a_word_how_it_ended() -> None:
     assert {name for name, word in outcomes.items() if word == "refused"} == {
         "PublishRefusedError",
         "BlockedError",
+        "PublishingPausedError",
         "MessageTooLargeError",
     }
     assert outcomes["UnroutableError"] == "unroutable"

@@ -7,7 +7,7 @@ from typing import TypedDict, Unpack
 from urllib.parse import unquote
 
 from acemq.clock import SYSTEM, Clock
-from acemq.errors import ConfigurationError
+from acemq.errors import ConfigurationError, SecurityError
 from acemq.retry import Backoff
 from acemq.topology import check_name
 from acemq.transport import Transport, TransportState
@@ -17,6 +17,9 @@ from acemq.transports.memory.profiles import Profile
 from acemq.transports.memory.switches import MemoryBroker, StoredMessage
 
 __all__ = ["MemoryBroker", "Profile", "StoredMessage", "delay", "raises", "transport"]
+
+
+_NO_USE = frozenset({"credentials", "tls"})
 
 
 class Options(TypedDict, total=False):
@@ -33,6 +36,10 @@ def transport(url: str, /, **options: Unpack[Options]) -> Transport:
 
     No I/O. Clock and profile are the broker's; what is asked for and differs from a broker that exists is refused.
     """
+    for option in _NO_USE & options.keys():
+        raise SecurityError(
+            f"{option}= has no use with memory://, where nothing leaves the process; leave it out", setting=option
+        )
     unknown = options.keys() - Options.__annotations__.keys()
     if unknown:
         raise ConfigurationError(f"memory has no option {min(unknown)!r}; known: {', '.join(Options.__annotations__)}")

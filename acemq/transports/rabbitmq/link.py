@@ -10,11 +10,13 @@ from datetime import datetime
 from typing import Any, TypeVar
 
 from acemq.clock import Clock, sleep
+from acemq.errors import SecurityError
 from acemq.retry import Backoff
-from acemq.transport import AccessDenied, NotConnected, Phase, TransportError
+from acemq.transport import NotConnected, Phase, TransportError
 
 from .address import Address, Host
 from .bell import Bell, keep
+from .login import Login
 from .session import Session, dial
 
 T = TypeVar("T")
@@ -34,9 +36,15 @@ class Link:
     """`session` is the live connection, `None` between two."""
 
     def __init__(
-        self, name: str, address: Address, clock: Clock, reconnect: Backoff, on_change: Callable[[], None]
+        self,
+        name: str,
+        address: Address,
+        login: Login,
+        clock: Clock,
+        reconnect: Backoff,
+        on_change: Callable[[], None],
     ) -> None:
-        self.name, self.address = name, address
+        self.name, self.address, self._login = name, address, login
         self.phase = Phase.NEW
         self.dials = 0
         """Tries since last connected."""
@@ -145,9 +153,9 @@ class Link:
             host = self._turn()
             self.dials += 1
             try:
-                return await dial(self.address, host, self.name, self._blocked_changed)
-            except TransportError as error:
-                self._failed(str(error), hopeless=isinstance(error, AccessDenied) or not error.retryable)
+                return await dial(self.address, host, self.name, self._login, self._blocked_changed)
+            except (TransportError, SecurityError) as error:
+                self._failed(str(error), hopeless=isinstance(error, SecurityError) or not error.retryable)
                 if self.is_hopeless and not patient:
                     raise
         return None

@@ -14,9 +14,12 @@ from datetime import datetime, timedelta
 from itertools import count
 from typing import Any, TypeVar
 
+from msgspec.structs import replace
+
 from acemq.clock import Clock, check_duration
 from acemq.errors import CapabilityError, ClosedError, ConfigurationError
 from acemq.retry import Backoff
+from acemq.security import is_loopback
 from acemq.topology import Topology
 from acemq.transport import (
     ApplyMode,
@@ -44,6 +47,7 @@ from .advice import advice
 from .bell import keep
 from .consumer import ConsumeOptions
 from .link import Link
+from .login import Login
 from .publish import Publisher
 from .pull import Pullers
 from .receive import Subscription
@@ -59,11 +63,19 @@ class _Running:
     """All that lives from one `open` to the next `close`, and belongs to one event loop."""
 
     def __init__(
-        self, address: Address, name: str, clock: Clock, reconnect: Backoff, links: int, changed: Callable[[], None]
+        self,
+        address: Address,
+        name: str,
+        login: Login,
+        clock: Clock,
+        reconnect: Backoff,
+        links: int,
+        changed: Callable[[], None],
     ) -> None:
         self.loop = asyncio.get_running_loop()
+        self.login = login
         names = [f"{name} publish", f"{name} consume"] if links == 2 else [name]
-        self.links = [Link(each, address, clock, reconnect, changed) for each in names]
+        self.links = [Link(each, address, login, clock, reconnect, changed) for each in names]
         self.topology = BrokerTopology(self.links[-1], clock)
         self.publisher = Publisher(self.links[0], clock, look=self.topology.look_at_exchange)
         self.subscriptions: set[Subscription] = set()
@@ -109,6 +121,7 @@ class _Running:
             await asyncio.wait({self.publishing})
         # What is held goes back in place with its connection, behind what was settled.
         await asyncio.gather(*(link.close(within) for link in self.links))
+        self.login.close()
 
 
 class RabbitMQ:
@@ -119,14 +132,19 @@ class RabbitMQ:
         address: Address,
         *,
         name: str,
+        login: Login,
         clock: Clock,
         reconnect: Backoff,
         on_change: Callable[[TransportState], None] | None,
         connections: int,
     ) -> None:
         self._address, self._name, self._clock, self._reconnect = address, name, clock, reconnect
+        self._login = login
         self._on_change, self._connections = on_change, connections
         self._capabilities = capabilities.SHARED if connections == 1 else capabilities.OWN
+        if login.tls is not None and not login.tls.is_verified:
+            notes = (*self._capabilities.notes, f"No certificate is checked: {login.tls!r}.")
+            self._capabilities = replace(self._capabilities, notes=notes)
         self._running: _Running | None = None
         self._opening: asyncio.Task[None]
         self._closing: asyncio.Task[None] | None = None
@@ -199,8 +217,15 @@ class RabbitMQ:
         if self._phase not in (Phase.NEW, Phase.CLOSED):
             raise ClosedError(f"{self._name} is open already")
         self._running = running = _Running(
-            self._address, self._name, self._clock, self._reconnect, self._connections, self._links_changed
+            self._address,
+            self._name,
+            self._login,
+            self._clock,
+            self._reconnect,
+            self._connections,
+            self._links_changed,
         )
+        self._warn()
         self._now(Phase.CONNECTING)
         self._opening = opening = asyncio.create_task(running.open())
         try:
@@ -209,8 +234,9 @@ class RabbitMQ:
                 raise ClosedError(f"{self._name} was closed while it was opening")
             if not opening.done():
                 last = next((link.last_error for link in running.links if link.last_error), "no answer")
-                where = ", ".join(map(self._address.endpoint, self._address.hosts))
-                raise NotConnected(f"no broker reached at {where} within {limit:g} s; last: {last}")
+                hosts = list(map(self._address.endpoint, self._address.hosts))
+                where = f"no broker reached at {', '.join(hosts)} within {limit:g} s"
+                raise NotConnected(f"{where}; last: {last}", hosts=hosts, last=last)
             opening.result()
         except BaseException:
             if self._closing is None:  # else that does what is left to do
@@ -218,6 +244,16 @@ class RabbitMQ:
                 self._running = None
                 self._now(Phase.NEW)
             raise
+
+    def _warn(self) -> None:
+        """Once a connection, of what somebody in between could make of it."""
+        if self._login.tls is None:
+            open_to_all = [host.name for host in self._address.hosts if not is_loopback(host.name)]
+            if open_to_all:
+                where = ", ".join(open_to_all)
+                log.warning("%s: the way to %s is not encrypted; amqps:// is", self._name, where)
+        elif not self._login.tls.is_verified:
+            log.warning("%s: no certificate is checked: %r", self._name, self._login.tls)
 
     async def close(self, grace: timedelta = timedelta(seconds=20)) -> None:
         if self._closing is None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import ssl
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
@@ -16,11 +17,14 @@ from urllib.parse import quote
 
 import aiormq
 
+from acemq.errors import SecurityError
+from acemq.security import Credentials
 from acemq.transport import AccessDenied, LostBy, NotConnected, TransportError
 
 from . import frames
 from .address import Address, Host
 from .lane import End, Lane, Taker
+from .login import Login
 
 T = TypeVar("T")
 
@@ -131,8 +135,11 @@ class Session:
             self._watchdog = self._watch_again()
 
 
-async def dial(address: Address, host: Host, name: str, on_blocked: Callable[[Session], None]) -> Session:
-    """Raises `AccessDenied`, or `NotConnected` whose `retryable` says whether waiting helps; then nothing is left."""
+async def dial(address: Address, host: Host, name: str, login: Login, on_blocked: Callable[[Session], None]) -> Session:
+    """Raises `AccessDenied`, `SecurityError`, or `NotConnected` whose `retryable` says whether waiting helps.
+
+    Then nothing is left.
+    """
     session: Session | None = None
 
     def control(method: int, data: bytes, at: int) -> None:
@@ -148,8 +155,12 @@ async def dial(address: Address, host: Host, name: str, on_blocked: Callable[[Se
     endpoint = address.endpoint(host)
     try:
         async with asyncio.timeout(DIAL_LIMIT):
-            await asyncio.get_running_loop().create_connection(lambda: lane, host.name, host.port, ssl=_tls(address))
-            connection = _connection(address, host, name, lane)
+            credentials, context = await login.credentials(name), await login.context()
+            transport, _ = await asyncio.get_running_loop().create_connection(
+                lambda: lane, host.name, host.port, ssl=context, server_hostname=login.name_of(host)
+            )
+            login.check(transport, endpoint)
+            connection = _connection(address, host, name, credentials, lane)
             await _connect(connection, lane)
     except BaseException as error:
         end = lane.end
@@ -176,10 +187,9 @@ async def _connect(connection: Connection, lane: Lane) -> None:
         raise
 
 
-def _connection(address: Address, host: Host, name: str, lane: Lane) -> Connection:
+def _connection(address: Address, host: Host, name: str, credentials: Credentials, lane: Lane) -> Connection:
     _silence_aiormq()
-    # The credentials of every dial pass here: the place for a source that is asked each time.
-    who = f"{quote(address.user, safe='')}:{quote(address.password, safe='')}"
+    who = f"{quote(credentials.user, safe='')}:{quote(credentials.password, safe='')}"
     connection = Connection(
         f"amqp://{who}@{host}/?heartbeat={address.heartbeat}",
         transport_factory=_Given(lane),
@@ -190,16 +200,14 @@ def _connection(address: Address, host: Host, name: str, lane: Lane) -> Connecti
     return connection
 
 
-def _tls(address: Address) -> ssl.SSLContext | None:
-    # Options of TLS come in here. Whatever they are, certificate and host name are checked unless they say otherwise.
-    if not address.tls:
-        return None
-    context = ssl.create_default_context()
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
-    return context
-
-
-def _why(endpoint: str, end: End | None, error: Exception) -> TransportError:
+def _why(endpoint: str, end: End | None, error: Exception) -> TransportError | SecurityError:
+    if isinstance(error, SecurityError):
+        return error
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return _untrusted(endpoint, error)
+    said = end.text if end is not None else _text(error)
+    if _REFUSES_OURS.search(said):
+        return SecurityError(f"{endpoint} does not accept our certificate, cert_file: {said}", setting="cert_file")
     if end is not None and end.code is not None:
         if end.code == 403 or (end.code == 530 and "refused for user" in end.text and "limit (" not in end.text):
             return AccessDenied(f"{endpoint}: {end.text}", code=end.code)
@@ -208,9 +216,20 @@ def _why(endpoint: str, end: End | None, error: Exception) -> TransportError:
         return refusal
     if isinstance(error, TimeoutError) and not str(error):
         return NotConnected(f"{endpoint}: no answer within {DIAL_LIMIT:g} s")
-    refusal = NotConnected(f"{endpoint}: {_text(error)}")
-    refusal.retryable = not isinstance(error, ssl.SSLCertVerificationError)
-    return refusal
+    return NotConnected(f"{endpoint}: {_text(error)}")
+
+
+_REFUSES_OURS = re.compile(r"ALERT_(\w*CERTIFICATE\w*|UNKNOWN_CA)")
+"""What a server answers to a client's certificate, or to none."""
+_WRONG_NAME = (62, 64)
+"""OpenSSL's X509_V_ERR_HOSTNAME_MISMATCH and X509_V_ERR_IP_ADDRESS_MISMATCH."""
+
+
+def _untrusted(endpoint: str, error: ssl.SSLCertVerificationError) -> SecurityError:
+    text = f"the certificate of {endpoint} is refused: {error.verify_message}"
+    if error.verify_code in _WRONG_NAME:
+        return SecurityError(f"{text}. The name that it has may be given as Tls(server_name=…)", setting="server_name")
+    return SecurityError(f"{text}. Its authority may be given as Tls(ca_file=…)", setting="ca_file")
 
 
 # Asking aiormq
