@@ -144,7 +144,9 @@ class _Run:
             depth = await self._connection.depth(self._replay.queue)
             while True:
                 stopped = self._why_stop(depth)
-                in_hand = None if stopped else await self._pull()
+                # Behind the count there may be more, but nothing is waited for.
+                wait = _PULL_WAIT if self._looked_at < depth.ready else timedelta()
+                in_hand = None if stopped else await self._pull(wait)
                 if stopped or in_hand is None:
                     return await self._end(stopped or StopReason.DRAINED)
                 if self._looked_at >= depth.ready and not self._was_there(in_hand):
@@ -183,9 +185,9 @@ class _Run:
             return StopReason.HELD
         return StopReason.DRAINED if depth.exact and self._looked_at >= depth.ready else None
 
-    async def _pull(self) -> Delivery | None:
+    async def _pull(self, wait: timedelta) -> Delivery | None:
         try:
-            deliveries = await self._transport.pull(self._replay.queue, most=1, wait=_PULL_WAIT)
+            deliveries = await self._transport.pull(self._replay.queue, most=1, wait=wait)
         except AcemqError as error:
             raise public_error(error) from error
         return deliveries[0] if deliveries else None
