@@ -222,12 +222,12 @@ async def test_m054_what_is_applied_is_applied_again_by_8_processes_at_once_and_
 
 @pytest.fixture
 async def powerless(rabbitmq: RabbitMQ, host: str) -> AsyncIterator[str]:
-    """The URL of a user who may write and read everything and configure nothing."""
+    """The URL of a user who may read everything, write to the default exchange and configure nothing."""
     user = host[-8:]
 
     def make() -> None:
         rabbitmq.ctl("add_user", user, "pw")
-        rabbitmq.ctl("set_permissions", "-p", host, user, "^$", ".*", ".*")
+        rabbitmq.ctl("set_permissions", "-p", host, user, "^$", r"^amq\.default$", ".*")
 
     await asyncio.to_thread(make)
     yield f"{rabbitmq.url.replace('guest:guest', f'{user}:pw')}/{host}"
