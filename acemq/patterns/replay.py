@@ -22,7 +22,7 @@ from acemq.mapping import public_error
 from acemq.message import Message
 from acemq.telemetry import REPLAY_STOPPED, Diagnostic
 from acemq.topology import check_name
-from acemq.transport import Delivery, Outgoing, Published, PublishResult, Settlement, Verb
+from acemq.transport import Delivery, Depth, Outgoing, Published, PublishResult, Settlement, Verb
 
 SUFFIXES = (".dlq", ".parked", ".dead")
 HOLD = 10_000
@@ -143,11 +143,11 @@ class _Run:
         try:
             depth = await self._connection.depth(self._replay.queue)
             while True:
-                stopped = self._why_stop()
+                stopped = self._why_stop(depth)
                 in_hand = None if stopped else await self._pull()
                 if stopped or in_hand is None:
                     return await self._end(stopped or StopReason.DRAINED)
-                if self._looked_at >= depth.ready and (depth.exact or not self._was_there(in_hand)):
+                if self._looked_at >= depth.ready and not self._was_there(in_hand):
                     return await self._end(StopReason.DRAINED, in_hand)
                 self._looked_at += 1
                 result = await self._look_at(in_hand)
@@ -176,12 +176,12 @@ class _Run:
             and (failed_at is None or failed_at < self._began_ms)
         )
 
-    def _why_stop(self) -> StopReason | None:
+    def _why_stop(self, depth: Depth) -> StopReason | None:
         if self._limit is not None and self._replayed >= self._limit:
             return StopReason.LIMIT
         if len(self._back) >= self._replay.hold:
             return StopReason.HELD
-        return None
+        return StopReason.DRAINED if depth.exact and self._looked_at >= depth.ready else None
 
     async def _pull(self) -> Delivery | None:
         try:
