@@ -63,7 +63,7 @@ def refuse_drift(findings: Sequence[Finding], *, nor_missing: bool = False) -> N
 
 def problem(finding: Finding) -> str:
     """A drift, or something missing, as an error tells it."""
-    what = f"{finding.kind} {finding.name!r}"
+    what = f"{finding.kind} {finding.name if finding.kind == 'binding' else repr(finding.name)}"
     if finding.verdict == "missing":
         return f"{what} is missing"
     if finding.argument is None:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import acemq
-from acemq import connection, consuming, errors, publishing, telemetry
+from acemq import connection, consuming, errors, publishing, telemetry, topology
 from acemq.opening import transport_for
 from acemq.settling import TABLE
 from acemq.transport import FOREVER, Capabilities
@@ -152,6 +152,10 @@ def publish_options() -> str:
 
 def consume_options() -> str:
     return options_of(consuming.ConsumeOptions)
+
+
+def queue_options() -> str:
+    return options_of(topology.QueueOptions)
 
 
 def options_of(group: type[Any]) -> str:
@@ -347,6 +351,7 @@ MADE: dict[str, Callable[[], str]] = {
     "connect-options": connect_options,
     "publish-options": publish_options,
     "consume-options": consume_options,
+    "queue-options": queue_options,
     "diagnostics": diagnostics,
     "metrics": metrics,
     "names": names,

@@ -139,7 +139,9 @@ def test_every_public_name_says_what_it_is(name: str) -> None:
     assert f"| `{name}` | {said.replace('|', chr(92) + '|')} |" in page("reference.md")
 
 
-@pytest.mark.parametrize("group", [acemq.ConnectOptions, acemq.PublishOptions, acemq.ConsumeOptions])
+@pytest.mark.parametrize(
+    "group", [acemq.ConnectOptions, acemq.PublishOptions, acemq.ConsumeOptions, acemq.QueueOptions]
+)
 def test_every_option_says_what_it_is(group: Any) -> None:
     rows = re.findall(r"^\| `(\w+)` \| `.+` \| (.*) \|$", hooks.options_of(group), re.MULTILINE)
     assert [name for name, _ in rows] == list(group.__annotations__)

@@ -169,10 +169,16 @@ async def declarers(count: int, url: str, name: str) -> AsyncIterator[list[async
         processes: list[asyncio.subprocess.Process] = []
         for _ in range(count):
             process = await asyncio.create_subprocess_exec(*command, cwd=ROOT, stdin=pipe, stdout=pipe)
-            ended.push_async_callback(process.communicate)  # the end of its input ends it
+            ended.push_async_callback(end, process)
             processes.append(process)
         assert await answers(processes) == ["ready"] * count
         yield processes
+
+
+async def end(process: asyncio.subprocess.Process) -> None:
+    assert process.stdin is not None
+    process.stdin.close()  # the end of its input ends it
+    await process.wait()
 
 
 async def answers(processes: list[asyncio.subprocess.Process]) -> list[str]:
@@ -216,12 +222,12 @@ async def test_m054_what_is_applied_is_applied_again_by_8_processes_at_once_and_
 
 @pytest.fixture
 async def powerless(rabbitmq: RabbitMQ, host: str) -> AsyncIterator[str]:
-    """The URL of a user who may write and read everything and configure nothing."""
-    user = host[-16:]
+    """The URL of a user who may read everything, write to the default exchange and configure nothing."""
+    user = host[-8:]
 
     def make() -> None:
         rabbitmq.ctl("add_user", user, "pw")
-        rabbitmq.ctl("set_permissions", "-p", host, user, "^$", ".*", ".*")
+        rabbitmq.ctl("set_permissions", "-p", host, user, "^$", r"^amq\.default$", ".*")
 
     await asyncio.to_thread(make)
     yield f"{rabbitmq.url.replace('guest:guest', f'{user}:pw')}/{host}"

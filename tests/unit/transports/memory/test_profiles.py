@@ -177,7 +177,7 @@ async def test_a_full_queue_nacks_and_other_queues_of_the_fan_out_have_it(rabbit
 
 
 async def test_drift_is_told_in_rabbitmqs_words(rabbit: Client) -> None:
-    with pytest.raises(DriftError, match="x-message-ttl=None, wanted 1000"):
+    with pytest.raises(DriftError, match="x-message-ttl=None, and 1000 is wanted"):
         await rabbit.declare("orders", ttl=SECOND)
 
 
