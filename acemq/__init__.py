@@ -38,6 +38,7 @@ from acemq.errors import (
     UnroutableError,
 )
 from acemq.headers import HeaderValue
+from acemq.interceptors import ConsumeInterceptor, Draft, PublishInterceptor
 from acemq.message import Handled, Handler, Message, SetAside, current_message
 from acemq.mq import AceMQ, connect
 from acemq.opening import Opening
@@ -75,6 +76,7 @@ __all__ = [
     "ConnectOptions",
     "Connection",
     "ConnectionFailedError",
+    "ConsumeInterceptor",
     "ConsumeOptions",
     "Consumer",
     "ConsumerCounters",
@@ -82,6 +84,7 @@ __all__ = [
     "DecodeError",
     "Depth",
     "Diagnostic",
+    "Draft",
     "Drained",
     "DriftError",
     "EncodeError",
@@ -109,6 +112,7 @@ __all__ = [
     "PipelineTypeError",
     "PublishError",
     "PublishFailedError",
+    "PublishInterceptor",
     "PublishOptions",
     "PublishRefusedError",
     "Publisher",

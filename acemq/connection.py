@@ -6,7 +6,7 @@ import asyncio
 import itertools
 import socket
 import time
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import Any, Self, TypedDict, TypeVar, Unpack
@@ -16,6 +16,7 @@ from acemq.codec import Codec, Codecs, Payload, PayloadType, Reader
 from acemq.consuming import ConsumeOptions, Consumer, Drained, check_options, check_policy
 from acemq.errors import AcemqError, ClosedError, ConfigurationError, LoopError, TopologyError
 from acemq.handling import Call, check_handler
+from acemq.interceptors import ConsumeInterceptor, Draft, Interceptors, PublishInterceptor
 from acemq.mapping import public_error
 from acemq.message import Handler
 from acemq.moving import Mover
@@ -41,6 +42,8 @@ class ConnectOptions(TypedDict, total=False):
     """Five attempts after waits of 1, 2, 4 and 8 s."""
     prefetch: int
     """20; deliveries that a consumer holds unsettled."""
+    interceptors: Sequence[PublishInterceptor | ConsumeInterceptor]
+    """Hooks round every publish and every handler of this connection."""
     correlate: bool
     """True: what a handler publishes carries the correlation of the message in hand."""
     max_outstanding: int
@@ -93,6 +96,8 @@ class Connection:
             correlate=options.get("correlate", True),
             clock=self.clock,
         )
+        self._interceptors = Interceptors(self.report)
+        self.intercept(*options.get("interceptors", ()))
         self._pool = ThreadPoolExecutor(options.get("threads", 32), thread_name_prefix=f"{self.name} handler")
         self._loop: asyncio.AbstractEventLoop | None = None
         self._lost = False
@@ -164,12 +169,27 @@ class Connection:
         """The same, straight into one queue, in order."""
         return await self.outbound.publish_many("", queue, payloads, options)
 
+    async def publish_batch(self, messages: Iterable[Draft], *, timeout: timedelta | None = None) -> list[Receipt]:
+        """The same for messages of mixed destinations and options, one `Draft` each.
+
+        `timeout` is for each message, the connection's `publish_timeout` unless given.
+        """
+        return await self.outbound.publish_batch(messages, timeout)
+
     def publisher(
         self, exchange: str, routing_key: str, payload: Payload[T], **options: Unpack[PublishOptions]
     ) -> Publisher[T]:
         """A publisher of one payload class to one place; the checkers refuse any other payload."""
         self.outbound.check_options(exchange, routing_key, options)
         return Publisher(self.outbound, exchange, routing_key, options)
+
+    def intercept(self, *interceptors: PublishInterceptor | ConsumeInterceptor) -> None:
+        """Put these round every publish and every handler that starts from now on, behind those that are there.
+
+        Retries, dead letters, parking and replays are the library's own copies, and pass beside them.
+        """
+        self._interceptors.add(interceptors)
+        self.outbound.chain = self._interceptors.publishing
 
     # Consuming
 
@@ -189,6 +209,7 @@ class Connection:
         policy, can = options.get("retry", self.retry), self.transport.capabilities_of("queue", queue)
         prefetch = check_options(options, can, self._prefetch)
         check_policy(policy, can)
+        around = self._interceptors.around(options.get("interceptors", ()))
 
         def make() -> Consumer:
             return Consumer(
@@ -197,6 +218,7 @@ class Connection:
                 call=Call(handler, self._pool),
                 reader=reader,
                 mover=self.mover(policy, options.get("set_aside")),
+                around=around,
                 options=options,
                 prefetch=prefetch,
                 drain_timeout=self._time_left,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import Literal
 
 import msgspec
@@ -119,6 +120,22 @@ class Telemetry:
         headers.update(carrier)
         return span
 
+    def draft_span(self, exchange: str, routing_key: str, envelope: Envelope) -> tuple[Span, dict[str, HeaderValue]]:
+        """The same for what has no headers yet: the span, and the trace context for the headers to come."""
+        said: dict[str, HeaderValue] = {
+            h.ID: envelope.id,
+            h.CORRELATION: envelope.correlation_id,
+            h.TYPE: envelope.type,
+        }
+        span = self.publish_span(exchange, routing_key, said)
+        return span, {name: value for name, value in said.items() if not name.startswith(h.RESERVED)}
+
+    def redirected(self, span: Span, exchange: str, routing_key: str) -> None:
+        """The message goes elsewhere than its span was opened for."""
+        span.update_name(f"{exchange or routing_key} publish")
+        span.set_attribute("messaging.destination.name", exchange or routing_key)
+        span.set_attribute("messaging.rabbitmq.destination.routing_key", routing_key)
+
     def published(self, exchange: str, routing_key: str, type: str, outcome: str, seconds: float) -> None:
         tags = {"exchange": exchange, "routing.key": routing_key, "message.type": type, "outcome": outcome}
         self._publish_duration.record(seconds, tags)
@@ -199,6 +216,13 @@ def end_span(span: Span, outcome: str, error: BaseException | None = None) -> No
     if outcome in _BAD_OUTCOMES:
         span.set_status(_FAILED)
     span.end()
+
+
+def within_span(span: Span | None) -> AbstractContextManager[object]:
+    """Make it current, and leave how it ended to the engine."""
+    if span is None:
+        return nullcontext()
+    return trace.use_span(span, record_exception=False, set_status_on_exception=False)
 
 
 def span_event(span: Span, name: str, attributes: Mapping[str, str | int]) -> None:
