@@ -38,6 +38,7 @@ from acemq.errors import (
     UnroutableError,
 )
 from acemq.headers import HeaderValue
+from acemq.health import Health, HealthPart
 from acemq.interceptors import ConsumeInterceptor, Draft, PublishInterceptor
 from acemq.message import Handled, Handler, Message, SetAside, current_message
 from acemq.mq import AceMQ, connect
@@ -49,7 +50,8 @@ from acemq.publishing import Publisher, PublishOptions, Receipt
 from acemq.pulling import Pulled
 from acemq.retry import Backoff, RetryPolicy
 from acemq.settling import ConsumerCounters
-from acemq.telemetry import Diagnostic
+from acemq.stats import QueueStats
+from acemq.telemetry import Diagnostic, LogContext
 from acemq.topology import Topology
 from acemq.transport import ApplyMode, Capabilities, Depth, Finding
 
@@ -96,8 +98,11 @@ __all__ = [
     "HandlerTimeoutError",
     "HandlerTypeError",
     "HeaderValue",
+    "Health",
+    "HealthPart",
     "Itinerary",
     "JsonCodec",
+    "LogContext",
     "LoopError",
     "Message",
     "MessageTooLargeError",
@@ -117,6 +122,7 @@ __all__ = [
     "PublishRefusedError",
     "Publisher",
     "Pulled",
+    "QueueStats",
     "Receipt",
     "Replay",
     "ReplayError",

@@ -6,7 +6,7 @@ import asyncio
 import itertools
 import socket
 import time
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import Any, Self, TypedDict, TypeVar, Unpack
@@ -16,6 +16,7 @@ from acemq.codec import Codec, Codecs, Payload, PayloadType, Reader
 from acemq.consuming import ConsumeOptions, Consumer, Drained, check_options, check_policy
 from acemq.errors import AcemqError, ClosedError, ConfigurationError, LoopError, TopologyError
 from acemq.handling import Call, check_handler
+from acemq.health import Checks, Health, HealthPart
 from acemq.interceptors import ConsumeInterceptor, Draft, Interceptors, PublishInterceptor
 from acemq.mapping import public_error
 from acemq.message import Handler
@@ -24,8 +25,9 @@ from acemq.opening import Opening, transport_for
 from acemq.publishing import Outbound, Publisher, PublishOptions, Receipt
 from acemq.pulling import Pulled
 from acemq.retry import DEFAULT, Backoff, RetryPolicy
-from acemq.telemetry import CONNECTION_LOST, CONNECTION_RECOVERED, Diagnostic, Reporter, Telemetry
-from acemq.topology import Topology, check_name, rungs, set_aside
+from acemq.stats import Depths, QueueStats, total
+from acemq.telemetry import CONNECTION_LOST, CONNECTION_RECOVERED, Diagnostic, Gauges, Reading, Reporter, Telemetry
+from acemq.topology import Topology, check_name, dead_letters_of, parked_of, rungs, set_aside
 from acemq.transport import ApplyMode, Capabilities, Depth, Finding, Kind, Phase, Transport, TransportState
 
 T = TypeVar("T")
@@ -64,6 +66,10 @@ class ConnectOptions(TypedDict, total=False):
     """The system's; a `MovableClock` in tests on memory."""
 
 
+KNOWN_FOR = timedelta(seconds=60)
+"""An older depth is not shown by a gauge."""
+SAMPLED_EVERY = timedelta(seconds=15)
+
 _OPTIONS = frozenset(ConnectOptions.__annotations__)
 _PULL_MOST = 1_000
 
@@ -96,6 +102,9 @@ class Connection:
             correlate=options.get("correlate", True),
             clock=self.clock,
         )
+        self._depths = Depths(self.transport.depth, self.clock)
+        self._checks = Checks(self.transport, self._depths, self.clock, lambda: tuple(self._consumers))
+        self._sampling: asyncio.Task[None] | None = None
         self._interceptors = Interceptors(self.report)
         self.intercept(*options.get("interceptors", ()))
         self._pool = ThreadPoolExecutor(options.get("threads", 32), thread_name_prefix=f"{self.name} handler")
@@ -123,6 +132,9 @@ class Connection:
             raise public_error(error) from error
         self._loop = asyncio.get_running_loop()
         self.outbound.open()
+        if self.telemetry.metering:
+            Gauges.show(self, self._reading)
+            self._sampling = asyncio.create_task(self._sample(), name=f"{self.name} asks for depths")
 
     @property
     def state(self) -> TransportState:
@@ -310,6 +322,55 @@ class Connection:
         """Remove what is ready, and say how much that was; `None`: this broker does not say."""
         return await self._ask(self.transport.purge(queue))
 
+    # Watching
+
+    async def health(self, *, timeout: timedelta = timedelta(seconds=5)) -> Health:
+        """How the connection, its consumers and what `add_health` has named are; never raises for what it finds.
+
+        Parts are asked in parallel, each within `timeout`. It creates nothing on the broker.
+        """
+        return await self._checks.ask(check_duration("timeout", timeout))
+
+    def add_health(self, name: str, check: Callable[[], Awaitable[HealthPart] | HealthPart]) -> None:
+        """A part of the application's own. A `def` runs on the loop and must not block; raising is down."""
+        self._checks.add(name, check)
+
+    async def stats(self, queue: str) -> QueueStats:
+        """What this connection has counted of a queue, and its depth, at most 5 s old; `TopologyError`: not there."""
+        check_name("queue", queue)
+        depth, dead, parked = None, None, None
+        if self.capabilities.depth != "none":
+            names = (queue, dead_letters_of(queue), parked_of(queue))
+            depth, dead, parked = [await self._ask(self._depths.of(name)) for name in names]
+            if depth is None:
+                self._depths.forget(queue)
+                raise TopologyError(f"there is no queue {queue!r}; declare it first")
+        counted = (consumer.counters for consumer in self._consumers if consumer.queue == queue)
+        return QueueStats(
+            queue=queue,
+            counters=total(counted),
+            published=self.outbound.sent.get(queue, 0),
+            depth=depth,
+            dead=dead,
+            parked=parked,
+        )
+
+    def _reading(self) -> Reading:
+        state = self.state
+        return Reading(
+            self.capabilities.transport,
+            state.phase is Phase.CONNECTED,
+            state.blocked is not None,
+            state.outstanding,
+            self._depths.known(KNOWN_FOR),
+        )
+
+    async def _sample(self) -> None:
+        """Keep the depths of consumed queues fresh enough for the gauges. Runs only where an SDK reads them."""
+        while True:
+            await self._depths.refresh({consumer.queue for consumer in self._consumers})
+            await asyncio.sleep(SAMPLED_EVERY.total_seconds())
+
     # Closing
 
     async def close(self, timeout: timedelta | None = None) -> Drained:
@@ -347,6 +408,10 @@ class Connection:
         finally:
             self.outbound.close()
             self._consumers.clear()
+            Gauges.hide(self)
+            self._depths.close()
+            if self._sampling is not None:
+                self._sampling.cancel()
             self._pool.shutdown(wait=False, cancel_futures=True)
             await self.transport.close(self._time_left())
         return drained

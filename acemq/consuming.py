@@ -8,7 +8,7 @@ import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import nullcontext
-from datetime import datetime, timedelta
+from datetime import timedelta
 from enum import StrEnum
 from typing import Any, Literal, TypedDict
 
@@ -143,7 +143,6 @@ class Consumer:
         self.last_error: str | None = None
         self.counters = mover.counters
         self.concurrency = options.get("concurrency", 10)
-        self.recovering_since: datetime | None = None
         self.fetched_at = mover.clock.monotonic()
         self.stuck: set[Delivery] = set()
         """In handlers that still run at twice their time limit."""
@@ -190,6 +189,11 @@ class Consumer:
         """Fetched and not started, or waiting for a retry."""
         return len(self._ready) + len(self._moving)
 
+    @property
+    def subscription(self) -> SubscriptionState | None:
+        """The broker's side of it; `None` before it has started."""
+        return None if self._subscription is None else self._subscription.state
+
     async def start(self) -> Consumer:
         """Return when the broker has accepted the subscription."""
         self._workers = [
@@ -233,7 +237,6 @@ class Consumer:
         if self.state in (ConsumerState.RUNNING, ConsumerState.RECOVERING):
             active = state.phase in (SubscriptionPhase.ACTIVE, SubscriptionPhase.WAITING, SubscriptionPhase.PAUSED)
             self.state = ConsumerState.RUNNING if active else ConsumerState.RECOVERING
-            self.recovering_since = None if active else self.recovering_since or self._clock.now()
 
     # The workers, which live as long as the consumer
 
