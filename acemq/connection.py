@@ -133,7 +133,7 @@ class Connection:
         self._loop = asyncio.get_running_loop()
         self.outbound.open()
         if self.telemetry.metering:
-            Gauges.show(self, self._reading)
+            Gauges.show(self.telemetry.meter_provider, self, self._reading)
             self._sampling = asyncio.create_task(self._sample(), name=f"{self.name} asks for depths")
 
     @property

@@ -87,6 +87,7 @@ class Telemetry:
         self.metering = _is_sdk(meter_provider)
         self._system = _SYSTEMS.get(transport, transport)
         self._tracer = tracer_provider.get_tracer(SCOPE)
+        self.meter_provider = meter_provider
         meter = meter_provider.get_meter(SCOPE)
         self._publish_duration = meter.create_histogram("acemq.publish.duration", "s")
         self._publish_total = meter.create_counter("acemq.publish.total")
@@ -248,11 +249,11 @@ class Gauges:
         meter.create_observable_gauge("acemq.queue.depth", [lambda _: self._depths()])
 
     @classmethod
-    def show(cls, key: object, source: Source) -> None:
-        """From now on, until `hide(key)`. Without an SDK nothing is kept."""
-        provider = metrics.get_meter_provider()
-        if _is_sdk(provider):
-            cls._of.setdefault(provider, cls(provider))._sources[key] = source
+    def show(cls, provider: MeterProvider, key: object, source: Source) -> None:
+        """From now on, until `hide(key)`."""
+        if provider not in cls._of:
+            cls._of[provider] = cls(provider)
+        cls._of[provider]._sources[key] = source
 
     @classmethod
     def hide(cls, key: object) -> None:
