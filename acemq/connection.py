@@ -412,6 +412,7 @@ class Connection:
             self._depths.close()
             if self._sampling is not None:
                 self._sampling.cancel()
+                await asyncio.wait({self._sampling})
             self._pool.shutdown(wait=False, cancel_futures=True)
             await self.transport.close(self._time_left())
         return drained

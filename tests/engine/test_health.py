@@ -15,7 +15,6 @@ from acemq import (
     AceMQ,
     Ack,
     ConfigurationError,
-    Depth,
     Health,
     HealthPart,
     Message,
@@ -236,25 +235,23 @@ async def test_a_broker_that_does_not_answer_is_down_after_the_probes_limit(name
 
 
 async def test_work_that_waits_while_nothing_is_fetched_degrades_its_consumer_after_thirty_seconds(
-    monkeypatch: pytest.MonkeyPatch,
+    name: str,
 ) -> None:
     clock = MovableClock()
-    async with acemq.connect("memory://", clock=clock) as mq:
+    broker = MemoryBroker.named(name, clock=clock)
+    async with acemq.connect(f"memory://{name}", clock=clock) as mq:
         await mq.declare(Topology().queue("orders"))
-
-        async def one_waits(queue: str) -> Depth:  # by the broker's word; and it hands nothing over
-            return Depth(ready=1, held=0, delayed=0, exact=True, at=clock.now())
-
         async with mq.consume("orders", int, lambda message: None) as consumer:
+            broker.stall("deliver")
             await clock.advance(timedelta(hours=1))
             assert (await mq.health()).status == "up"
-            monkeypatch.setattr(mq._depths, "_ask", one_waits)
+            await mq.send("orders", 1)
             await clock.advance(timedelta(seconds=5))
             assert (await mq.health()).status == "up"  # it may have come this very moment
             await clock.advance(timedelta(seconds=30))
             found = part(await mq.health(), "consumer")
             assert (found.status, "work waits" in found.detail) == ("degraded", True)
-            await mq.send("orders", 1)
+            broker.release("deliver")
             await until(lambda: consumer.counters.acked == 1)
             assert (await mq.health()).status == "up"
 

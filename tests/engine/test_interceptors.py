@@ -1,4 +1,4 @@
-"""Six places where a hook may raise, one rule each; what passes through the chain, in which order, and what does not."""
+"""Six places where a hook may raise, one rule each; what passes through the chain, in which order, what beside it."""
 
 from __future__ import annotations
 
