@@ -41,6 +41,8 @@ from acemq.errors import (
 )
 from acemq.gate import WhenBlocked
 from acemq.headers import HeaderValue
+from acemq.health import Health, HealthPart
+from acemq.interceptors import ConsumeInterceptor, Draft, PublishInterceptor
 from acemq.message import Handled, Handler, Message, SetAside, current_message
 from acemq.mq import AceMQ, connect
 from acemq.opening import Opening
@@ -53,7 +55,8 @@ from acemq.pulling import Pulled
 from acemq.retry import Backoff, RetryPolicy
 from acemq.security import Credentials, CredentialsSource, Tls
 from acemq.settling import ConsumerCounters
-from acemq.telemetry import Diagnostic
+from acemq.stats import QueueStats
+from acemq.telemetry import Diagnostic, LogContext
 from acemq.topology import Declaration, QueueOptions, Topology, TopologyMode
 from acemq.transport import ApplyMode, Capabilities, Depth
 
@@ -80,6 +83,7 @@ __all__ = [
     "ConnectOptions",
     "Connection",
     "ConnectionFailedError",
+    "ConsumeInterceptor",
     "ConsumeOptions",
     "Consumer",
     "ConsumerCounters",
@@ -90,6 +94,7 @@ __all__ = [
     "DecodeError",
     "Depth",
     "Diagnostic",
+    "Draft",
     "Drained",
     "DriftError",
     "EncodeError",
@@ -101,8 +106,11 @@ __all__ = [
     "HandlerTimeoutError",
     "HandlerTypeError",
     "HeaderValue",
+    "Health",
+    "HealthPart",
     "Itinerary",
     "JsonCodec",
+    "LogContext",
     "LoopError",
     "Message",
     "MessageTooLargeError",
@@ -118,12 +126,14 @@ __all__ = [
     "Plan",
     "PublishError",
     "PublishFailedError",
+    "PublishInterceptor",
     "PublishOptions",
     "PublishRefusedError",
     "Publisher",
     "PublishingPausedError",
     "Pulled",
     "QueueOptions",
+    "QueueStats",
     "Receipt",
     "Replay",
     "ReplayError",

@@ -6,7 +6,7 @@ import asyncio
 import itertools
 import socket
 import time
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import Any, Self, TypedDict, TypeVar, Unpack
@@ -27,6 +27,8 @@ from acemq.errors import (
 )
 from acemq.gate import WhenBlocked
 from acemq.handling import Call, check_handler
+from acemq.health import Checks, Health, HealthPart
+from acemq.interceptors import ConsumeInterceptor, Draft, Interceptors, PublishInterceptor
 from acemq.lacking import refuse_lacking
 from acemq.mapping import public_error
 from acemq.message import Handler
@@ -37,8 +39,9 @@ from acemq.publishing import Outbound, Publisher, PublishOptions, Receipt
 from acemq.pulling import Pulled
 from acemq.retry import DEFAULT, Backoff, RetryPolicy
 from acemq.security import CredentialsSource, Tls
-from acemq.telemetry import CONNECTION_LOST, CONNECTION_RECOVERED, Diagnostic, Reporter, Telemetry
-from acemq.topology import Topology, TopologyMode, check_name, latest, rungs, set_aside
+from acemq.stats import Depths, QueueStats, total
+from acemq.telemetry import CONNECTION_LOST, CONNECTION_RECOVERED, Diagnostic, Gauges, Reading, Reporter, Telemetry
+from acemq.topology import Topology, TopologyMode, check_name, dead_letters_of, latest, parked_of, rungs, set_aside
 from acemq.transport import Adviser, ApplyMode, Capabilities, Depth, Kind, Phase, Transport, TransportState
 
 T = TypeVar("T")
@@ -59,6 +62,8 @@ class ConnectOptions(TypedDict, total=False):
     """What the URL says; a value, or a function that is asked at every dial. It replaces the URL's."""
     tls: Tls
     """With `amqps://` only. The system's trust store, host name checked, TLS 1.2 and newer."""
+    interceptors: Sequence[PublishInterceptor | ConsumeInterceptor]
+    """Hooks round every publish and every handler of this connection."""
     correlate: bool
     """True: what a handler publishes carries the correlation of the message in hand."""
     max_outstanding: int
@@ -82,6 +87,10 @@ class ConnectOptions(TypedDict, total=False):
     clock: Clock
     """The system's; a `MovableClock` in tests on memory."""
 
+
+KNOWN_FOR = timedelta(seconds=60)
+"""An older depth is not shown by a gauge."""
+SAMPLED_EVERY = timedelta(seconds=15)
 
 _OPTIONS = frozenset(ConnectOptions.__annotations__)
 _THE_TRANSPORTS = ("clock", "reconnect", "credentials", "tls")
@@ -118,6 +127,11 @@ class Connection:
             when_blocked=options.get("when_blocked", WhenBlocked.REFUSE),
             clock=self.clock,
         )
+        self._depths = Depths(self.transport.depth, self.clock)
+        self._checks = Checks(self.transport, self._depths, self.clock, lambda: tuple(self._consumers))
+        self._sampling: asyncio.Task[None] | None = None
+        self._interceptors = Interceptors(self.report)
+        self.intercept(*options.get("interceptors", ()))
         self._pool = ThreadPoolExecutor(options.get("threads", 32), thread_name_prefix=f"{self.name} handler")
         self._loop: asyncio.AbstractEventLoop | None = None
         self._lost = False
@@ -149,6 +163,9 @@ class Connection:
             raise public from error
         self._loop = asyncio.get_running_loop()
         self.outbound.open()
+        if self.telemetry.metering:
+            Gauges.show(self.telemetry.meter_provider, self, self._reading)
+            self._sampling = asyncio.create_task(self._sample(), name=f"{self.name} asks for depths")
 
     @property
     def state(self) -> TransportState:
@@ -195,6 +212,13 @@ class Connection:
         """The same, straight into one queue, in order."""
         return await self.outbound.publish_many("", queue, payloads, options)
 
+    async def publish_batch(self, messages: Iterable[Draft], *, timeout: timedelta | None = None) -> list[Receipt]:
+        """The same for messages of mixed destinations and options, one `Draft` each.
+
+        `timeout` is for each message, the connection's `publish_timeout` unless given.
+        """
+        return await self.outbound.publish_batch(messages, timeout)
+
     def publisher(
         self, exchange: str, routing_key: str, payload: Payload[T], **options: Unpack[PublishOptions]
     ) -> Publisher[T]:
@@ -217,6 +241,14 @@ class Connection:
     def publishing_paused(self) -> bool:
         return self.outbound.gate.is_paused
 
+    def intercept(self, *interceptors: PublishInterceptor | ConsumeInterceptor) -> None:
+        """Put these round every publish and every handler that starts from now on, behind those that are there.
+
+        Retries, dead letters, parking and replays are the library's own copies, and pass beside them.
+        """
+        self._interceptors.add(interceptors)
+        self.outbound.chain = self._interceptors.publishing
+
     # Consuming
 
     def consume(
@@ -235,6 +267,7 @@ class Connection:
         policy, can = options.get("retry", self.retry), self.transport.capabilities_of("queue", queue)
         prefetch = check_options(options, can, self._prefetch)
         check_policy(policy, can)
+        around = self._interceptors.around(options.get("interceptors", ()))
 
         def make() -> Consumer:
             return Consumer(
@@ -243,6 +276,7 @@ class Connection:
                 call=Call(handler, self._pool),
                 reader=reader,
                 mover=self.mover(policy, options.get("set_aside")),
+                around=around,
                 options=options,
                 prefetch=prefetch,
                 drain_timeout=self._time_left,
@@ -344,6 +378,55 @@ class Connection:
         """Remove what is ready, and say how much that was; `None`: this broker does not say."""
         return await self._ask(self.transport.purge(queue))
 
+    # Watching
+
+    async def health(self, *, timeout: timedelta = timedelta(seconds=5)) -> Health:
+        """How the connection, its consumers and what `add_health` has named are; never raises for what it finds.
+
+        Parts are asked in parallel, each within `timeout`. It creates nothing on the broker.
+        """
+        return await self._checks.ask(check_duration("timeout", timeout))
+
+    def add_health(self, name: str, check: Callable[[], Awaitable[HealthPart] | HealthPart]) -> None:
+        """A part of the application's own. A `def` runs on the loop and must not block; raising is down."""
+        self._checks.add(name, check)
+
+    async def stats(self, queue: str) -> QueueStats:
+        """What this connection has counted of a queue, and its depth, at most 5 s old; `TopologyError`: not there."""
+        check_name("queue", queue)
+        depth, dead, parked = None, None, None
+        if self.capabilities.depth != "none":
+            names = (queue, dead_letters_of(queue), parked_of(queue))
+            depth, dead, parked = [await self._ask(self._depths.of(name)) for name in names]
+            if depth is None:
+                self._depths.forget(queue)
+                raise TopologyError(f"there is no queue {queue!r}; declare it first")
+        counted = (consumer.counters for consumer in self._consumers if consumer.queue == queue)
+        return QueueStats(
+            queue=queue,
+            counters=total(counted),
+            published=self.outbound.sent.get(queue, 0),
+            depth=depth,
+            dead=dead,
+            parked=parked,
+        )
+
+    def _reading(self) -> Reading:
+        state = self.state
+        return Reading(
+            self.capabilities.transport,
+            state.phase is Phase.CONNECTED,
+            state.blocked is not None,
+            state.outstanding,
+            self._depths.known(KNOWN_FOR),
+        )
+
+    async def _sample(self) -> None:
+        """Keep the depths of consumed queues fresh enough for the gauges. Runs only where an SDK reads them."""
+        while True:
+            await self._depths.refresh({consumer.queue for consumer in self._consumers})
+            await asyncio.sleep(SAMPLED_EVERY.total_seconds())
+
     # Closing
 
     async def close(self, timeout: timedelta | None = None) -> Drained:
@@ -381,6 +464,11 @@ class Connection:
         finally:
             self.outbound.close()
             self._consumers.clear()
+            Gauges.hide(self)
+            self._depths.close()
+            if self._sampling is not None:
+                self._sampling.cancel()
+                await asyncio.wait({self._sampling})
             self._pool.shutdown(wait=False, cancel_futures=True)
             await self.transport.close(self._time_left())
         return drained

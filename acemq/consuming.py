@@ -30,12 +30,13 @@ from acemq.errors import (
 )
 from acemq.handling import Call
 from acemq.headers import HeaderValue
+from acemq.interceptors import Around, ConsumeInterceptor, tell_listeners
 from acemq.mapping import public_error
-from acemq.message import CURRENT, Handled, Message
+from acemq.message import CURRENT, Message
 from acemq.moving import GivenBack, Mover
 from acemq.retry import RetryPolicy
 from acemq.settling import TABLE, Case, Decision, decide, set_aside
-from acemq.telemetry import CONSUMER_LOST, HANDLER_STUCK, LISTENER_FAILED, Diagnostic, end_span
+from acemq.telemetry import CONSUMER_LOST, HANDLER_STUCK, Diagnostic, end_span
 from acemq.transport import Capabilities, Delivery, LostBy, Subscription, SubscriptionPhase, SubscriptionState
 
 log = logging.getLogger("acemq")
@@ -67,6 +68,8 @@ class ConsumeOptions(TypedDict, total=False):
     """dead_letter; what becomes of a message that expired before it was handled."""
     set_aside: str
     """The queue whose `.dlq` and `.parked` take what is given up; the queue itself."""
+    interceptors: Sequence[ConsumeInterceptor]
+    """After the connection's."""
     codec: Codec
     """The connection's."""
     name: str
@@ -130,6 +133,7 @@ class Consumer:
         call: Call,
         reader: Reader[Any],
         mover: Mover,
+        around: Around,
         options: ConsumeOptions,
         prefetch: int,
         drain_timeout: Callable[[], timedelta],
@@ -139,7 +143,11 @@ class Consumer:
         self.last_error: str | None = None
         self.counters = mover.counters
         self.concurrency = options.get("concurrency", 10)
-        self._call, self._reader, self._mover = call, reader, mover
+        self.fetched_at = mover.clock.monotonic()
+        self.stuck: set[Delivery] = set()
+        """In handlers that still run at twice their time limit."""
+        self.mover = mover
+        self._call, self._reader, self._mover, self._around = call, reader, mover, around
         self._transport, self._telemetry, self._clock = mover.transport, mover.telemetry, mover.clock
         self._report = mover.report
         self._policy = mover.policy
@@ -181,6 +189,11 @@ class Consumer:
         """Fetched and not started, or waiting for a retry."""
         return len(self._ready) + len(self._moving)
 
+    @property
+    def subscription(self) -> SubscriptionState | None:
+        """The broker's side of it; `None` before it has started."""
+        return None if self._subscription is None else self._subscription.state
+
     async def start(self) -> Consumer:
         """Return when the broker has accepted the subscription."""
         self._workers = [
@@ -202,6 +215,7 @@ class Consumer:
     # The sink: plain calls by the transport
 
     def deliver(self, batch: Sequence[Delivery], /) -> None:
+        self.fetched_at = self._clock.monotonic()
         self._ready.extend(batch)
         self._wake(len(batch))
 
@@ -342,14 +356,13 @@ class Consumer:
 
     async def _answer(self, message: Message[Any], span: Span | None, task: asyncio.Task[Any]) -> object:
         """What the handler returned or raised. Only a cancellation by us goes on as one."""
-        token = CURRENT.set(message)
+        token, chain = CURRENT.set(message), self._around.chain
+        call = self._call if self._handler_timeout is None else self._answer_in_time
         try:
-            if self._handler_timeout is None and span is None:
-                return await self._call(message)
+            if chain is None and span is None:
+                return await call(message)
             with trace.use_span(span, record_exception=False, set_status_on_exception=False) if span else _NO_SPAN:
-                if self._handler_timeout is None:
-                    return await self._call(message)
-                return await self._answer_in_time(message, self._handler_timeout)
+                return await (call(message) if chain is None else chain.answer(message, call, self._call.name))
         except asyncio.CancelledError as cancelled:
             if task.cancelling():
                 raise
@@ -359,8 +372,10 @@ class Consumer:
         finally:
             CURRENT.reset(token)
 
-    async def _answer_in_time(self, message: Message[Any], limit: timedelta) -> object:
+    async def _answer_in_time(self, message: Message[Any]) -> object:
         """Cancelled at its limit. A handler that swallows that keeps its slot and is reported at twice the limit."""
+        limit = self._handler_timeout
+        assert limit is not None
         stuck = self._clock.call_later(2 * limit.total_seconds(), lambda: self._report_stuck(message, limit))
         loop_task = asyncio.current_task()
         assert loop_task is not None
@@ -386,8 +401,10 @@ class Consumer:
         finally:
             timer.cancel()
             stuck.cancel()
+            self.stuck.discard(message.delivery)
 
     def _report_stuck(self, message: Message[Any], limit: timedelta) -> None:
+        self.stuck.add(message.delivery)
         text = f"the handler was cancelled after {limit.total_seconds():g} s and still runs; it keeps its slot"
         self._report(
             Diagnostic(HANDLER_STUCK, "error", text, self.queue, message_id=message.id, attempt=message.attempt)
@@ -424,7 +441,7 @@ class Consumer:
             self._telemetry.consumed(self.queue, message.type, handled.outcome, message.attempt, took)
         if span is not None:
             end_span(span, handled.outcome, decision.error if decision.row.error_span else None)
-        self._tell_listeners(message, handled)
+        tell_listeners(message, handled, self._report)
 
     def _moved(self, move: asyncio.Task[None]) -> None:
         del self._moving[move]
@@ -432,24 +449,6 @@ class Consumer:
             self._progress.set()
         if not move.cancelled() and (error := move.exception()) is not None:
             log.error("settling a delivery of %s failed inside the library; it comes again", self.queue, exc_info=error)
-
-    def _tell_listeners(self, message: Message[Any], handled: Handled) -> None:
-        for listener in message.listeners or ():
-            try:
-                listener(handled)
-            except Exception as error:
-                text = f"a when_settled listener raised {type(error).__name__}: {error}"
-                self._report(
-                    Diagnostic(
-                        LISTENER_FAILED,
-                        "warning",
-                        text,
-                        self.queue,
-                        message_id=message.id,
-                        attempt=message.attempt,
-                        failure=error,
-                    )
-                )
 
     # Stopping
 

@@ -244,7 +244,8 @@ class BatchPublishError(PublishError):
         failures = [error for error in self.results if isinstance(error, Exception)]
         self.failed = len(failures)
         self.confirmed = len(self.results) - self.failed
-        self.safe_to_resend = all(getattr(error, "outcome", "") == "refused" for error in failures)
+        # What an interceptor raises before a publish is no error of ours; nothing was written for it either.
+        self.safe_to_resend = all(getattr(error, "outcome", "refused") == "refused" for error in failures)
         advice = "the failed ones may be sent again safely" if self.safe_to_resend else "some may be there already"
         super().__init__(
             f"{self.failed} of {len(self.results)} messages were not published; {advice}. First: {failures[0]}"

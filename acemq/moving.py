@@ -123,7 +123,7 @@ class Mover:
         self.counters = ConsumerCounters()
         self._origin, self._home = origin, home
         self._rungs = frozenset(policy.rungs())
-        self._failed_in_row = 0
+        self.moves_failed_in_row = 0
         self._pauses: set[asyncio.Future[None]] = set()
         self._stopping = False
 
@@ -136,8 +136,13 @@ class Mover:
 
     async def accept(self, delivery: Delivery) -> bool:
         """The short way for what needs no copy. False: the broker no longer held it."""
-        (settled,) = await self.transport.settle((Settlement(delivery, Verb.ACCEPT),))
-        return self._held(settled, delivery)
+        return self._held(await self._settle(Settlement(delivery, Verb.ACCEPT)), delivery)
+
+    async def _settle(self, settlement: Settlement) -> Settled:
+        (settled,) = await self.transport.settle((settlement,))
+        if self.telemetry.metering:
+            self.telemetry.settled(settlement.delivery.queue, settlement.verb, settled)
+        return settled
 
     async def carry_out(self, decision: Decision, delivery: Delivery) -> tuple[Handled, bool]:
         """What happened, and whether the broker still held the delivery. Waits of a retry are spent in here.
@@ -149,7 +154,7 @@ class Mover:
         match row.copy:
             case "none":
                 verb = Verb.REQUEUE if row.original == "requeued" else Verb.ACCEPT
-                (settled,) = await self.transport.settle((Settlement(delivery, verb),))
+                settled = await self._settle(Settlement(delivery, verb))
                 handled, held = _ended(decision, envelope), self._held(settled, delivery)
             case "own queue":
                 handled, held = await self._send_back(decision, delivery, envelope)
@@ -172,7 +177,7 @@ class Mover:
         rewrites = decision.row.attempt == "unchanged" or can.requeue_rewrites
         if can.requeue_delay is not None and delay <= can.requeue_delay and rewrites:
             headers = copy.headers if can.requeue_rewrites else None
-            (settled,) = await self.transport.settle((Settlement(delivery, Verb.REQUEUE, delay, headers),))
+            settled = await self._settle(Settlement(delivery, Verb.REQUEUE, delay, headers))
             return _ended(decision, envelope, delivery.queue, delay), self._held(settled, delivery)
         if delay and can.publish_delay is not None and delay <= can.publish_delay:
             return await self._move(decision, delivery, replace(copy, delay=delay), delay)
@@ -225,21 +230,21 @@ class Mover:
             if result.outcome is Published.ROUTED:
                 # Confirmed first, accepted second: a crash in between sends twice, never loses.
                 return await self._landed(decision, delivery, copy.routing_key, delay)
-            self._failed_in_row += 1
-            if self._failed_in_row == 1 or not _will_pass(result):
+            self.moves_failed_in_row += 1
+            if self.moves_failed_in_row == 1 or not _will_pass(result):
                 self._move_failed(delivery, copy, result)
-            await self._pause(min(2.0 ** (self._failed_in_row - 1), 30.0))
+            await self._pause(min(2.0 ** (self.moves_failed_in_row - 1), 30.0))
             if not _will_pass(result):
                 break
         self.counters.count("move_failed")
-        (settled,) = await self.transport.settle((Settlement(delivery, Verb.REQUEUE),))
+        settled = await self._settle(Settlement(delivery, Verb.REQUEUE))
         envelope = envelope_of(delivery, self.clock)
         return _ended(decision, envelope, copy.routing_key, delay, landed=False), self._held(settled, delivery)
 
     async def _landed(
         self, decision: Decision, delivery: Delivery, target: str, delay: timedelta | None
     ) -> tuple[Handled, bool]:
-        self._failed_in_row = 0
+        self.moves_failed_in_row = 0
         held = await self.accept(delivery)
         return _ended(decision, envelope_of(delivery, self.clock), target, delay), held
 

@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from itertools import islice
-from typing import Generic, TypedDict, TypeVar, Unpack
+from typing import TYPE_CHECKING, Generic, TypedDict, TypeVar, Unpack
 
 import msgspec
 from opentelemetry.trace import Span
@@ -33,15 +33,22 @@ from acemq.headers import HeaderValue
 from acemq.ids import new_id
 from acemq.mapping import publish_error
 from acemq.message import CURRENT
+from acemq.passing import Passing
 from acemq.permits import Permits
 from acemq.telemetry import Telemetry, end_span
 from acemq.topology import check_key, check_name
 from acemq.transport import Outgoing, Published, PublishResult, Transport
 
+if TYPE_CHECKING:
+    from acemq.interceptors import Draft, PublishChain
+
 T_contra = TypeVar("T_contra", contravariant=True)
 
 WINDOW = 500
 """Messages of one batch handed to a transport at a time."""
+
+NAMES = 10_000
+"""Queues whose sends are counted; beyond it the one that was sent to first is forgotten."""
 
 
 class PublishOptions(TypedDict, total=False):
@@ -146,6 +153,10 @@ class Outbound:
         self._origin, self._timeout, self._correlate = origin, timeout, correlate
         self.permits = Permits(max_outstanding, lambda: transport.state.outstanding)
         self.gate = Gate(when_blocked, clock)
+        self.chain: PublishChain | None = None
+        """Hooks round what the application publishes; the library's own copies pass beside it."""
+        self.sent: dict[str, int] = {}
+        """Confirmed sends of the application, by queue."""
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread = 0
         self._closed, self._draining = True, False
@@ -175,8 +186,10 @@ class Outbound:
     ) -> Receipt:
         """`own`: a hop of the library's, which goes on while the application has paused publishing."""
         self._check_usable()
-        outgoing = self.draft(exchange, routing_key, payload, options)
         within = options.get("timeout", self._timeout) if options else self._timeout
+        if self.chain is not None:
+            return await self._publish_draft(self.chain.draft(exchange, routing_key, payload, options), within, own)
+        outgoing = self.draft(exchange, routing_key, payload, options)
         telemetry = self._telemetry
         span = self._open_span(outgoing) if telemetry.tracing else None
         began = time.perf_counter()
@@ -187,6 +200,8 @@ class Outbound:
             self._count(outgoing, error.outcome if error else "confirmed", took, span, error)
         if error is not None:
             raise error
+        if not exchange:
+            self._sent(routing_key)
         return _receipt(outgoing, took)
 
     async def publish_many(
@@ -204,27 +219,29 @@ class Outbound:
                 "message_id and envelope belong to one message; publish_many gives each its own id"
             )
         within = options.get("timeout", self._timeout) if options else self._timeout
+        if (chain := self.chain) is not None:
+            return await self.publish_batch(
+                (chain.draft(exchange, routing_key, payload, options) for payload in payloads), within
+            )
         results: list[Receipt | Exception] = []
         drafts = self._drafts(exchange, routing_key, payloads, options)
         while True:
             refusal = await self.gate.refusal(within.total_seconds()) if self.gate.is_shut else None
             # The permits come first: no payload is taken from the caller's iterable before there is room for it.
             taken = await self.permits.take_some(WINDOW, within) if refusal is None else 0
-            window = list(islice(drafts, taken or WINDOW))
-            if not window:
+            try:
+                window = list(islice(drafts, taken or WINDOW))
+                if not window:
+                    break
+                if taken:
+                    results.extend(await self._publish_window(window, within))
+                else:
+                    results.extend(self._refuse(window, refusal or port.TimedOut(self.permits.shortage(within))))
+            finally:
                 self.permits.give(taken)
-                break
-            if taken:
-                results.extend(await self._publish_window(window, within))
-                self.permits.give(taken)
-            else:
-                results.extend(self._refuse(window, refusal or port.TimedOut(self.permits.shortage(within))))
             # A transport that answers without waiting must not keep the loop to itself for the whole batch.
             await asyncio.sleep(0)
-        failures = [result for result in results if isinstance(result, Exception)]
-        if failures:
-            raise BatchPublishError(results) from failures[0]
-        return [result for result in results if isinstance(result, Receipt)]
+        return _all_through(results)
 
     def _drafts(
         self, exchange: str, routing_key: str, payloads: Iterable[object], options: PublishOptions | None
@@ -235,19 +252,20 @@ class Outbound:
             except EncodeError as error:
                 yield error  # it ends this message, and not the batch
 
-    def _refuse(self, window: Sequence[Outgoing | EncodeError], why: AcemqError) -> list[Receipt | Exception]:
+    def _refuse(self, window: Sequence[Outgoing | Exception], why: AcemqError) -> list[Receipt | Exception]:
         refused = PublishResult(Published.REFUSED, why)
         for draft in window:
             if isinstance(draft, Outgoing):
                 self._count(draft, "refused", 0.0, None, None)
-        return [draft if isinstance(draft, EncodeError) else publish_error(refused, draft) for draft in window]
+        return [draft if isinstance(draft, Exception) else publish_error(refused, draft) for draft in window]
 
     async def _publish_window(
-        self, window: Sequence[Outgoing | EncodeError], within: timedelta
+        self, window: Sequence[Outgoing | Exception], within: timedelta, *, traced: bool = False
     ) -> list[Receipt | Exception]:
         began = time.perf_counter()
         batch = [draft for draft in window if isinstance(draft, Outgoing)]
-        spans = {id(outgoing): self._open_span(outgoing) for outgoing in batch} if self._telemetry.tracing else {}
+        opens = self._telemetry.tracing and not traced
+        spans = {id(outgoing): self._open_span(outgoing) for outgoing in batch} if opens else {}
         try:
             results = await self._transport.publish(batch, within=within)
             answers = iter(await self._once_freed(batch, results, _left(within, began)) if self.gate.waits else results)
@@ -260,14 +278,115 @@ class Outbound:
         took = time.perf_counter() - began
         ended: list[Receipt | Exception] = []
         for draft in window:
-            if isinstance(draft, EncodeError):
+            if isinstance(draft, Exception):
                 ended.append(draft)
                 continue
             answer = next(answers)
             error = None if answer.outcome is Published.ROUTED else publish_error(answer, draft)
             self._count(draft, error.outcome if error else "confirmed", took, spans.get(id(draft)), error)
+            if error is None and not draft.exchange:
+                self._sent(draft.routing_key)
             ended.append(error or _receipt(draft, took))
         return ended
+
+    # Drafts: what passes through hooks, and batches of mixed destinations
+
+    async def publish_batch(self, messages: Iterable[Draft], timeout: timedelta | None = None) -> list[Receipt]:
+        """As `publish_many`, of drafts. What a hook or the codec refuses ends its message, and not the batch."""
+        self._check_usable()
+        if self.gate.is_paused:
+            raise PublishingPausedError(PAUSED)
+        within = self._timeout if timeout is None else check_duration("timeout", timeout)
+        results: list[Receipt | Exception] = []
+        drafts = iter(messages)
+        while True:
+            room = await self.permits.take_some(WINDOW, within)
+            # Given back before the hooks, which may publish themselves and would wait for what this batch holds.
+            self.permits.give(room)
+            window = list(islice(drafts, room or WINDOW))
+            if not window:
+                break
+            results.extend(await self._publish_drafts(window, within))
+            await asyncio.sleep(0)
+        return _all_through(results)
+
+    async def _publish_drafts(self, window: Sequence[Draft], within: timedelta) -> list[Receipt | Exception]:
+        passing = [Passing(draft, self.chain) for draft in window]
+        results: list[Receipt | Exception] = []
+        try:
+            ready = [await self._encoded_or_refused(each) for each in passing]
+            while len(results) < len(ready):
+                rest = ready[len(results) :]
+                taken = await self.permits.take_some(len(rest), within)
+                part = rest[: taken or len(rest)]
+                try:
+                    ended = (
+                        await self._publish_window(part, within, traced=True)
+                        if taken
+                        else self._refuse(part, port.TimedOut(self.permits.shortage(within)))
+                    )
+                finally:
+                    self.permits.give(taken)
+                for each, result in zip(passing[len(results) :], ended, strict=False):
+                    await each.tell(result)
+                results.extend(ended)
+        except BaseException as error:
+            for each in passing:
+                await each.tell(error, "failed")
+            raise
+        return results
+
+    async def _publish_draft(self, draft: Draft, within: timedelta, own: bool) -> Receipt:
+        passing = Passing(draft, self.chain)
+        outgoing = await self._encode(passing)
+        began = time.perf_counter()
+        try:
+            result = await self._through(outgoing, within, passing.span, began, own)
+        except BaseException as raised:
+            passing.span = None  # `_through` has closed it: it knows whether something was written
+            await passing.tell(raised)
+            raise
+        took = time.perf_counter() - began
+        error = None if result.outcome is Published.ROUTED else publish_error(result, outgoing)
+        self._count(outgoing, error.outcome if error else "confirmed", took, None, error)
+        if error is not None:
+            await passing.tell(error)
+            raise error
+        if not outgoing.exchange:
+            self._sent(outgoing.routing_key)
+        receipt = _receipt(outgoing, took)
+        await passing.tell(receipt)
+        return receipt
+
+    async def _encoded_or_refused(self, passing: Passing) -> Outgoing | Exception:
+        try:
+            return await self._encode(passing)
+        except Exception as error:
+            return error
+
+    async def _encode(self, passing: Passing) -> Outgoing:
+        """Open the span, ask the hooks, and only then encode. What is refused here is counted as refused."""
+        draft, telemetry = passing.draft, self._telemetry
+        began, trace_headers = time.perf_counter(), dict[str, HeaderValue]()
+        draft.complete(self.envelope, self._codecs)
+        where = draft.exchange, draft.routing_key
+        if telemetry.tracing:
+            passing.span, trace_headers = telemetry.draft_span(*where, draft.envelope)
+        try:
+            await passing.before()
+            outgoing = self.draft(draft.exchange, draft.routing_key, draft.payload, draft.options())
+        except BaseException as error:
+            if telemetry.metering:
+                took = time.perf_counter() - began
+                telemetry.published(draft.exchange, draft.routing_key, draft.envelope.type, "refused", took)
+            await passing.tell(error)
+            raise
+        if passing.span is not None:
+            assert isinstance(outgoing.headers, dict)
+            outgoing.headers.update(trace_headers)
+            if where != (draft.exchange, draft.routing_key):
+                telemetry.redirected(passing.span, draft.exchange, draft.routing_key)
+        return outgoing
 
     # For the library's own copies, replies and hops
 
@@ -380,9 +499,7 @@ class Outbound:
 
     def check_options(self, exchange: str, routing_key: str, options: PublishOptions) -> None:
         """Refuse options that are unknown, bad, or beyond what the target can do; no I/O."""
-        unknown = options.keys() - _OPTIONS
-        if unknown:
-            raise TypeError(f"unexpected keyword argument {min(unknown)!r}; known: {', '.join(sorted(_OPTIONS))}")
+        check_known(options)
         can = self._transport.capabilities_of("exchange", exchange) if exchange else self._can_queue(routing_key)
         if options.get("version", 1) < 1:
             raise ConfigurationError(f"version={options.get('version')} must be 1 or more")
@@ -472,6 +589,12 @@ class Outbound:
     def _now_ms(self) -> int:
         return time.time_ns() // 1_000_000 if self._clock is SYSTEM else to_millis(self._clock.now())
 
+    def _sent(self, queue: str) -> None:
+        sent = self.sent
+        if queue not in sent and len(sent) >= NAMES:
+            del sent[next(iter(sent))]
+        sent[queue] = sent.get(queue, 0) + 1
+
     def _open_span(self, outgoing: Outgoing) -> Span:
         headers = outgoing.headers
         assert isinstance(headers, dict)
@@ -490,6 +613,19 @@ class Outbound:
 def _left(limit: timedelta, began: float) -> timedelta:
     """Of a time limit; a millisecond where nothing is, as a transport takes no less."""
     return max(limit - timedelta(seconds=time.perf_counter() - began), timedelta(milliseconds=1))
+
+
+def check_known(options: PublishOptions) -> None:
+    unknown = options.keys() - _OPTIONS
+    if unknown:
+        raise TypeError(f"unexpected keyword argument {min(unknown)!r}; known: {', '.join(sorted(_OPTIONS))}")
+
+
+def _all_through(results: list[Receipt | Exception]) -> list[Receipt]:
+    failures = [result for result in results if isinstance(result, Exception)]
+    if failures:
+        raise BatchPublishError(results) from failures[0]
+    return [result for result in results if isinstance(result, Receipt)]
 
 
 def _receipt(outgoing: Outgoing, took: float) -> Receipt:

@@ -141,7 +141,7 @@ TABLE: dict[Case, Row] = {
         ),
         Row(
             case=Case.REFUSED,
-            when="something that surrounds the handler refused the message before it",
+            when="`before_handle` of an interceptor raised",
             copy=".dlq",
             attempt="unchanged",
             counted="dead_lettered",
@@ -223,14 +223,26 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
     """`x-acemq-error` of the copy; `None`: as it was."""
 
 
+class Refused(msgspec.Struct, frozen=True):
+    """In place of a handler's answer: what stood before the handler raised this, and the handler did not run."""
+
+    error: BaseException
+
+
+def bad_answer(handler: str, answer: object) -> str:
+    return f"{handler!r} returned {type(answer).__name__}, expected Ack or None"
+
+
 def decide(answer: object, envelope: Envelope, policy: RetryPolicy, age: timedelta | None, handler: str) -> Decision:
-    """What follows from a handler's answer: an `Ack`, `None`, the exception it raised, or anything else it returned."""
+    """What follows from a handler's answer: an `Ack`, `None`, what it raised, or anything else it returned."""
     if answer is None:
         return Decision(row=TABLE[Case.ACCEPTED])
     if isinstance(answer, BaseException):
         return _failed(answer, None, envelope, policy, age)
+    if isinstance(answer, Refused):
+        return set_aside(Case.REFUSED, answer.error)
     if not isinstance(answer, Ack):
-        return set_aside(Case.BAD_ANSWER, f"{handler!r} returned {type(answer).__name__}, expected Ack or None")
+        return set_aside(Case.BAD_ANSWER, bad_answer(handler, answer))
     match answer.verdict:
         case Verdict.ACCEPT:
             return Decision(row=TABLE[Case.ACCEPTED])

@@ -7,17 +7,22 @@ connection is made.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
-from typing import Literal
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from typing import ClassVar, Literal, TypeAlias
+from weakref import WeakKeyDictionary
 
 import msgspec
 from opentelemetry import metrics, trace
+from opentelemetry.metrics import MeterProvider, Observation
 from opentelemetry.trace import Span, SpanKind, Status, StatusCode
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from acemq import headers as h
 from acemq.envelope import Envelope
 from acemq.headers import Headers, HeaderValue
+from acemq.message import CURRENT
+from acemq.transport import Depth
 
 SCOPE = "org.acemq.amqp"
 log = logging.getLogger("acemq")
@@ -82,6 +87,7 @@ class Telemetry:
         self.metering = _is_sdk(meter_provider)
         self._system = _SYSTEMS.get(transport, transport)
         self._tracer = tracer_provider.get_tracer(SCOPE)
+        self.meter_provider = meter_provider
         meter = meter_provider.get_meter(SCOPE)
         self._publish_duration = meter.create_histogram("acemq.publish.duration", "s")
         self._publish_total = meter.create_counter("acemq.publish.total")
@@ -96,6 +102,8 @@ class Telemetry:
         self._run_duration = meter.create_histogram("acemq.pipeline.run.duration", "s")
         self._run_total = meter.create_counter("acemq.pipeline.run.total")
         self._replays = meter.create_counter("acemq.replay.total")
+        self._settled = meter.create_counter("acemq.settle.total")
+        self._transport = transport
 
     # Publishing
 
@@ -118,6 +126,22 @@ class Telemetry:
         _W3C.inject(carrier, trace.set_span_in_context(span))
         headers.update(carrier)
         return span
+
+    def draft_span(self, exchange: str, routing_key: str, envelope: Envelope) -> tuple[Span, dict[str, HeaderValue]]:
+        """The same for what has no headers yet: the span, and the trace context for the headers to come."""
+        said: dict[str, HeaderValue] = {
+            h.ID: envelope.id,
+            h.CORRELATION: envelope.correlation_id,
+            h.TYPE: envelope.type,
+        }
+        span = self.publish_span(exchange, routing_key, said)
+        return span, {name: value for name, value in said.items() if not name.startswith(h.RESERVED)}
+
+    def redirected(self, span: Span, exchange: str, routing_key: str) -> None:
+        """The message goes elsewhere than its span was opened for."""
+        span.update_name(f"{exchange or routing_key} publish")
+        span.set_attribute("messaging.destination.name", exchange or routing_key)
+        span.set_attribute("messaging.rabbitmq.destination.routing_key", routing_key)
 
     def published(self, exchange: str, routing_key: str, type: str, outcome: str, seconds: float) -> None:
         tags = {"exchange": exchange, "routing.key": routing_key, "message.type": type, "outcome": outcome}
@@ -165,6 +189,9 @@ class Telemetry:
     def set_aside_failed(self, queue: str, target: str) -> None:
         self._set_aside_failed.add(1, {"queue": queue, "target": target})
 
+    def settled(self, queue: str, verb: str, outcome: str) -> None:
+        self._settled.add(1, {"queue": queue, "verb": verb, "outcome": outcome, "transport": self._transport})
+
     def rung_missing(self, queue: str, rung: str) -> None:
         self._rung_missing.add(1, {"queue": queue, "rung": rung})
 
@@ -191,6 +218,98 @@ class Telemetry:
             self._replays.add(count, {"queue": queue, "target": target, "outcome": outcome})
 
 
+class Reading(msgspec.Struct, frozen=True):
+    """What the gauges show of one connection: read from memory, in whatever thread an exporter asks."""
+
+    transport: str
+    connected: bool
+    blocked: bool
+    outstanding: int
+    depths: Mapping[str, Depth]
+
+
+Source: TypeAlias = Callable[[], Reading]
+
+
+class Gauges:
+    """The gauges of a meter provider, over all connections that are open in this process.
+
+    The SDK keeps the callback of a gauge for ever and takes one for each name: so it is asked once, here, and what it
+    reads are the connections that are open at that moment.
+    """
+
+    _of: ClassVar[WeakKeyDictionary[MeterProvider, Gauges]] = WeakKeyDictionary()
+
+    def __init__(self, provider: MeterProvider) -> None:
+        self._sources: dict[object, Source] = {}
+        meter = provider.get_meter(SCOPE)
+        meter.create_observable_gauge("acemq.transport.connected", [lambda _: self._each(min, "connected")])
+        meter.create_observable_gauge("acemq.transport.blocked", [lambda _: self._each(max, "blocked")])
+        meter.create_observable_gauge("acemq.publish.outstanding", [lambda _: self._each(sum, "outstanding")])
+        meter.create_observable_gauge("acemq.queue.depth", [lambda _: self._depths()])
+
+    @classmethod
+    def show(cls, provider: MeterProvider, key: object, source: Source) -> None:
+        """From now on, until `hide(key)`."""
+        if provider not in cls._of:
+            cls._of[provider] = cls(provider)
+        cls._of[provider]._sources[key] = source
+
+    @classmethod
+    def hide(cls, key: object) -> None:
+        for gauges in tuple(cls._of.values()):
+            gauges._sources.pop(key, None)
+
+    def _read(self) -> dict[str, list[Reading]]:
+        by_transport: dict[str, list[Reading]] = {}
+        for source in tuple(self._sources.values()):
+            reading = source()
+            by_transport.setdefault(reading.transport, []).append(reading)
+        return by_transport
+
+    def _each(self, over: Callable[[Iterable[int]], int], what: str) -> Iterator[Observation]:
+        """Of several connections to one kind of broker: one that is lost or blocked shows."""
+        for transport, readings in self._read().items():
+            yield Observation(over(int(getattr(each, what)) for each in readings), {"transport": transport})
+
+    def _depths(self) -> Iterator[Observation]:
+        for transport, readings in self._read().items():
+            latest: dict[str, Depth] = {}
+            for queue, depth in (pair for each in readings for pair in each.depths.items()):
+                if queue not in latest or depth.at > latest[queue].at:
+                    latest[queue] = depth
+            for queue, depth in latest.items():
+                for state, count in (("ready", depth.ready), ("held", depth.held), ("delayed", depth.delayed)):
+                    if count is not None:
+                        yield Observation(count, {"queue": queue, "state": state, "transport": transport})
+
+
+class LogContext(logging.Filter):
+    """Puts `message_id`, `correlation_id`, `queue` and `attempt` of the message in hand on each log record.
+
+    Add it to a handler of `logging`, since a filter of a logger does not see what the loggers below it write. Outside
+    of a message handler the texts are empty and the attempt is 0, so that one format fits both. It formats nothing, and
+    a record that names one of these itself keeps it.
+    """
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        message = CURRENT.get()
+        given = record.__dict__
+        if message is None:
+            for name, nothing in _NO_MESSAGE.items():
+                given.setdefault(name, nothing)
+            return True
+        envelope = message.envelope
+        given.setdefault("message_id", envelope.id)
+        given.setdefault("correlation_id", envelope.correlation_id)
+        given.setdefault("queue", message.queue)
+        given.setdefault("attempt", envelope.attempt)
+        return True
+
+
+_NO_MESSAGE: Mapping[str, object] = {"message_id": "", "correlation_id": "", "queue": "", "attempt": 0}
+
+
 def end_span(span: Span, outcome: str, error: BaseException | None = None) -> None:
     """The outcome is the engine's word, and the last one."""
     span.set_attribute("messaging.acemq.outcome", outcome)
@@ -199,6 +318,13 @@ def end_span(span: Span, outcome: str, error: BaseException | None = None) -> No
     if outcome in _BAD_OUTCOMES:
         span.set_status(_FAILED)
     span.end()
+
+
+def within_span(span: Span | None) -> AbstractContextManager[object]:
+    """Make it current, and leave how it ended to the engine."""
+    if span is None:
+        return nullcontext()
+    return trace.use_span(span, record_exception=False, set_status_on_exception=False)
 
 
 def span_event(span: Span, name: str, attributes: Mapping[str, str | int]) -> None:

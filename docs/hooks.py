@@ -201,15 +201,23 @@ DIAGNOSTICS = {
     telemetry.CONSUMER_LOST: ("warning", "the broker has ended a subscription, or refuses it; it is tried again"),
     telemetry.SETTLE_STALE: ("warning", "a message was settled too late: the broker had taken it back already"),
     telemetry.HANDLER_STUCK: ("error", "a handler still runs at twice its time limit, and keeps its place"),
-    telemetry.LISTENER_FAILED: ("warning", "a `when_settled` listener raised; the message is settled all the same"),
+    telemetry.LISTENER_FAILED: (
+        "warning",
+        "a hook or a `when_settled` listener raised where that changes nothing; what it was told of stands",
+    ),
     telemetry.REPLAY_STOPPED: ("info", "a replay has ended, why, and after how many"),
 }
 
 
 def metrics() -> str:
-    made = re.findall(r"meter\.create_(\w+)\(\"([\w.]+)\"(?:, \"(\w+)\")?\)", inspect.getsource(telemetry.Telemetry))
+    source = inspect.getsource(telemetry.Telemetry) + inspect.getsource(telemetry.Gauges)
+    made = re.findall(r"meter\.create_(\w+)\(\"([\w.]+)\"(?:, \"(\w+)\")?[,)]", source)
     rows = (
-        (f"`{name}`", f"{kind.replace('_', '-')}{f', {unit}' if unit else ''}", METRICS[name])
+        (
+            f"`{name}`",
+            f"{kind.removeprefix('observable_').replace('_', '-')}{f', {unit}' if unit else ''}",
+            METRICS[name],
+        )
         for kind, name, unit in made
     )
     return table(("metric", "kind", "counts"), rows)
@@ -229,6 +237,11 @@ METRICS = {
     "acemq.pipeline.run.duration": "the age of a message when its run through a pipeline ended",
     "acemq.pipeline.run.total": "runs that ended, by outcome",
     "acemq.replay.total": "messages replayed, put back, failed",
+    "acemq.settle.total": "what the broker was told of deliveries, by verb, and whether it still held them",
+    "acemq.transport.connected": "1 while the link is there; of several connections to one kind of broker the worst",
+    "acemq.transport.blocked": "1 while the broker takes no publishes",
+    "acemq.publish.outstanding": "publishes that the broker has not answered",
+    "acemq.queue.depth": "the broker's last word about each consumed queue; left out when it is older than 60 s",
 }
 
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import asyncio
+import io
+import logging
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -16,7 +19,19 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import SpanKind, StatusCode
 
 import acemq
-from acemq import AceMQ, Ack, Message, RetryPolicy, Topology, UnroutableError
+from acemq import (
+    AceMQ,
+    Ack,
+    BatchPublishError,
+    Draft,
+    Message,
+    PublishInterceptor,
+    Receipt,
+    RetryPolicy,
+    Topology,
+    UnroutableError,
+    connection,
+)
 from acemq.telemetry import Telemetry
 from tests.waiting import until
 
@@ -101,6 +116,149 @@ async def test_one_trace_leads_from_a_publish_over_its_handler_to_what_that_publ
         "messaging.acemq.attempt": 1,
         "messaging.acemq.outcome": "acked",
     }
+
+
+async def test_a_request_over_http_a_publish_and_two_handlers_are_one_trace(
+    spans: InMemorySpanExporter, mq: AceMQ, queue: str
+) -> None:
+    class Notes(PublishInterceptor):
+        """With a hook, too: the trace is written inside the publish's span."""
+
+        def after_publish(self, draft: Draft, receipt: Receipt) -> None:
+            inside.append(trace.get_current_span())
+
+    inside: list[trace.Span] = []
+    mq.intercept(Notes())
+
+    async def answer(message: Message[str]) -> None:
+        if message.payload == "A":
+            await mq.send(queue, "B")
+
+    async with mq.consume(queue, str, answer) as consumer:
+        with trace.get_tracer_provider().get_tracer("http").start_as_current_span("POST /orders"):
+            await mq.send(queue, "A")
+        await until(lambda: consumer.counters.acked == 2)
+    chain = {span.context.span_id: span for span in spans.get_finished_spans() if span.context}
+    (last,) = [span for span in chain.values() if span.context and not _children(span, chain.values())]
+    names = []
+    while True:
+        names.append(last.name)
+        if last.parent is None:
+            break
+        last = chain[last.parent.span_id]
+    assert names[::-1] == ["POST /orders", *[f"{queue} publish", f"{queue} process"] * 2]
+    assert {span.get_span_context().span_id for span in inside} == {
+        span.context.span_id for span in chain.values() if span.context and span.name.endswith("publish")
+    }
+
+
+def _children(parent: ReadableSpan, spans: Iterable[ReadableSpan]) -> list[ReadableSpan]:
+    assert parent.context is not None
+    return [span for span in spans if span.parent is not None and span.parent.span_id == parent.context.span_id]
+
+
+async def test_a_publish_that_a_hook_stops_is_counted_as_refused_once_and_ends_its_span_so(
+    spans: InMemorySpanExporter, reader: InMemoryMetricReader, mq: AceMQ, queue: str
+) -> None:
+    class Stops(PublishInterceptor):
+        def before_publish(self, draft: Draft) -> None:
+            if draft.payload == 2:
+                raise RuntimeError("no tenant")
+
+    mq.intercept(Stops())
+    with pytest.raises(RuntimeError):
+        await mq.send(queue, 2)
+    with pytest.raises(BatchPublishError):
+        await mq.send_many(queue, [1, 2, 3])
+    ended = [(span.attributes or {})["messaging.acemq.outcome"] for span in spans.get_finished_spans()]
+    assert sorted(map(str, ended)) == ["confirmed", "confirmed", "refused", "refused"]
+    totals = {tags["outcome"]: count for tags, count in points(reader)["acemq.publish.total"]}
+    assert totals == {"confirmed": 2, "refused": 2}
+    assert len(await mq.pull_many(queue, int)) == 2
+
+
+async def test_a_hook_that_redirects_redirects_the_span(
+    spans: InMemorySpanExporter, reader: InMemoryMetricReader, mq: AceMQ, queue: str
+) -> None:
+    class Redirects(PublishInterceptor):
+        def before_publish(self, draft: Draft) -> None:
+            draft.routing_key = queue
+
+    mq.intercept(Redirects())
+    await mq.send("elsewhere", 1)
+    span = named(spans, f"{queue} publish")
+    assert (span.attributes or {})["messaging.destination.name"] == queue
+    ((tags, _),) = points(reader)["acemq.publish.total"]
+    assert (tags["routing.key"], tags["message.type"]) == (queue, "elsewhere")
+
+
+async def test_gauges_read_memory_and_are_those_of_open_connections(
+    reader: InMemoryMetricReader, url: str, name: str
+) -> None:
+    async with acemq.connect(url) as mq:
+        transport = mq.capabilities.transport
+        await mq.declare(Topology().queue(name, type="classic"))
+        await mq.send_many(name, [1, 2])
+        await mq.stats(name)
+        async with acemq.connect(url), mq.consume(f"{name}", int, lambda message: None) as consumer:
+            seen = points(reader)
+            assert seen["acemq.transport.connected"] == [({"transport": transport}, 1)]
+            assert seen["acemq.transport.blocked"] == [({"transport": transport}, 0)]
+            assert seen["acemq.publish.outstanding"] == [({"transport": transport}, 0)]
+            ready = {"queue": name, "state": "ready", "transport": transport}
+            assert (ready, 2) in seen["acemq.queue.depth"]
+            await until(lambda: consumer.counters.acked == 2)
+        settled = {tags["outcome"]: (tags, count) for tags, count in points(reader)["acemq.settle.total"]}
+        assert settled == {
+            "done": ({"queue": name, "verb": "accept", "outcome": "done", "transport": transport}, 2),
+        }
+        for each in (name, f"{name}.dlq", f"{name}.parked"):
+            await mq.delete(each)
+    seen = points(reader)
+    assert not {"acemq.transport.connected", "acemq.publish.outstanding", "acemq.queue.depth"} & {
+        metric for metric, found in seen.items() if found
+    }
+
+
+async def test_depths_of_consumed_queues_are_asked_for_by_themselves(
+    reader: InMemoryMetricReader, mq: AceMQ, monkeypatch: pytest.MonkeyPatch, url: str, queue: str
+) -> None:
+    monkeypatch.setattr(connection, "SAMPLED_EVERY", timedelta(milliseconds=10))
+    async with acemq.connect(url) as watched, watched.consume(queue, int, lambda message: None):
+        await until(lambda: any(tags["queue"] == queue for tags, _ in points(reader).get("acemq.queue.depth", [])))
+
+
+@pytest.mark.parametrize("threaded", [False, True], ids=["async def", "def"])
+async def test_log_context_puts_the_message_on_what_its_handler_logs(mq: AceMQ, queue: str, threaded: bool) -> None:
+    written = io.StringIO()
+    to = logging.StreamHandler(written)
+    to.setFormatter(logging.Formatter("%(message)s|%(message_id)s|%(correlation_id)s|%(queue)s|%(attempt)d"))
+    to.addFilter(acemq.LogContext())
+    log = logging.getLogger(f"test.{queue}")
+    log.addHandler(to)
+    log.setLevel(logging.INFO)
+
+    class Never:
+        def __str__(self) -> str:
+            raise AssertionError("formatted for a level that is off")
+
+    def plainly(message: Message[int]) -> None:
+        log.info("shipped")
+        log.debug("%s", Never())
+        log.info("of another queue", extra={"queue": "mine"})
+
+    async def on_the_loop(message: Message[int]) -> None:
+        plainly(message)
+
+    async with mq.consume(queue, int, plainly if threaded else on_the_loop) as consumer:
+        await mq.send(queue, 1, message_id="m-1", correlation_id="c-1")
+        await until(lambda: consumer.counters.acked == 1)
+    log.info("outside")
+    assert written.getvalue().splitlines() == [
+        f"shipped|m-1|c-1|{queue}|1",
+        "of another queue|m-1|c-1|mine|1",
+        "outside||||0",
+    ]
 
 
 async def test_a_span_says_how_it_really_ended(spans: InMemorySpanExporter, mq: AceMQ, queue: str) -> None:
@@ -235,7 +393,7 @@ async def test_without_an_sdk_no_span_is_made_and_no_instrument_called(
     def never(*_: object, **__: object) -> Any:
         raise AssertionError("called without an SDK")
 
-    for method in ("publish_span", "published", "process_span", "consumed", "started", "ended", "retried"):
+    for method in ("publish_span", "published", "process_span", "consumed", "started", "ended", "retried", "settled"):
         monkeypatch.setattr(Telemetry, method, never)
     async with acemq.connect(url) as mq:
         await mq.declare(Topology().queue(name, type="classic"))
@@ -243,4 +401,5 @@ async def test_without_an_sdk_no_span_is_made_and_no_instrument_called(
             receipt = await mq.send(name, 1)
             await until(lambda: consumer.counters.acked == 1)
         assert receipt.routed
+        assert not [task for task in asyncio.all_tasks() if "asks for depths" in task.get_name()]
         await mq.delete(name)

@@ -10,7 +10,20 @@ import pytest
 from msgspec import structs
 from msgspec.structs import replace
 
-from acemq import ack, clock, connection, consuming, headers, moving, partition, publishing, retry, settling, topology
+from acemq import (
+    ack,
+    clock,
+    connection,
+    consuming,
+    headers,
+    moving,
+    partition,
+    publishing,
+    retry,
+    settling,
+    telemetry,
+    topology,
+)
 from acemq import envelope as envelopes
 from acemq.envelope import Envelope
 from acemq.errors import RouteError
@@ -27,10 +40,11 @@ from tests.wire.test_replay import REPLAY
 from tests.wire.test_retry import RETRY
 from tests.wire.test_slip_declared import DECLARED
 from tests.wire.test_slip_itinerary import ITINERARY
+from tests.wire.test_telemetry import TELEMETRY
 from tests.wire.test_topology import TOPOLOGY
 
 Patch: TypeAlias = pytest.MonkeyPatch
-SUITES = (ENVELOPE, PARTITION, REPLAY, RETRY, DECLARED, ITINERARY, TOPOLOGY)
+SUITES = (ENVELOPE, PARTITION, REPLAY, RETRY, DECLARED, ITINERARY, TELEMETRY, TOPOLOGY)
 MUTANTS: dict[str, tuple[Suite, Callable[[Patch], None]]] = {}
 
 
@@ -540,6 +554,49 @@ def a_dead_letter_is_accepted_before_its_copy_is_confirmed(patch: Patch) -> None
         return await look_at(run, delivery)
 
     patch.setattr(replay._Run, "_look_at", hasty)
+
+
+# Section 14: telemetry
+
+
+@mutant(TELEMETRY)
+def what_a_handler_rejected_counts_as_dead_lettered(patch: Patch) -> None:
+    patch.setitem(TABLE, Case.REJECTED, structs.replace(TABLE[Case.REJECTED], counted="dead_lettered"))
+
+
+@mutant(TELEMETRY)
+def what_an_interceptor_refused_counts_as_rejected(patch: Patch) -> None:
+    patch.setitem(TABLE, Case.REFUSED, structs.replace(TABLE[Case.REFUSED], counted="rejected"))
+
+
+@mutant(TELEMETRY)
+def the_message_type_is_left_out_of_publishes(patch: Patch) -> None:
+    def published(telemetry: Any, exchange: str, routing_key: str, type: str, outcome: str, seconds: float) -> None:
+        telemetry._publish_total.add(1, {"exchange": exchange, "routing.key": routing_key, "outcome": outcome})
+
+    patch.setattr(telemetry.Telemetry, "published", published)
+
+
+@mutant(TELEMETRY)
+def the_attempt_is_left_out_of_a_process_span(patch: Patch) -> None:
+    process_span = telemetry.Telemetry.process_span
+
+    def mutated(*arguments: Any) -> Any:
+        span: Any = process_span(*arguments)
+        del span._attributes["messaging.acemq.attempt"]
+        return span
+
+    patch.setattr(telemetry.Telemetry, "process_span", mutated)
+
+
+@mutant(TELEMETRY)
+def a_move_that_failed_is_a_warning(patch: Patch) -> None:
+    call = telemetry.Reporter.__call__
+
+    def mutated(reporter: Any, told: Any) -> None:
+        call(reporter, structs.replace(told, level="warning"))
+
+    patch.setattr(telemetry.Reporter, "__call__", mutated)
 
 
 @pytest.mark.parametrize("name", MUTANTS)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from datetime import timedelta
 from typing import Any
 from unittest.mock import patch
@@ -13,17 +12,15 @@ from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 
 from acemq import headers as h
 from acemq import retry as rules
-from acemq import settling
 from acemq import topology as t
 from acemq.ack import Ack
 from acemq.codec import JsonCodec
 from acemq.envelope import to_millis
 from acemq.errors import DecodeError, FatalError
-from acemq.headers import HeaderValue
+from acemq.interceptors import ConsumeInterceptor
 from acemq.message import Message
 from acemq.retry import RetryPolicy
-from acemq.settling import Case
-from acemq.transport import ApplyMode, Outgoing, Settlement, Verb
+from acemq.transport import Outgoing, Settlement, Verb
 from acemq.transports.memory import delay
 from tests.wire.broker import Bench, bench, on_the_wire
 from tests.wire.policies import in_millis, millis, policy_of
@@ -110,6 +107,7 @@ async def _settled(given: Values, at: Bench, reader: InMemoryMetricReader) -> Va
     await at.declare(queue)
 
     async def handle(message: Message[Any]) -> Ack | None:
+        assert outcome in _ANSWERS, "the handler ran although the message was refused"
         answer: Ack = _ANSWERS[outcome](given.get("reason"))
         return answer
 
@@ -118,7 +116,7 @@ async def _settled(given: Values, at: Bench, reader: InMemoryMetricReader) -> Va
     first_seen = at.clock.now() - millis(given.get("age_ms", 0))
     headers = {h.ID: "m-1", h.ATTEMPT: attempt, h.FIRST_SEEN: to_millis(first_seen)}
     if outcome == "interceptor_refused":
-        return await _refused(given, at, headers, policy)
+        options["interceptors"] = [_Refuses(given["reason"])]
     async with at.mq.consume(queue, dict, handle, **options) as consumer:
         gone = t.rung_of(queue, policy.first) if given.get("rung") == "missing" else None
         if gone:
@@ -140,20 +138,6 @@ async def _settled(given: Values, at: Bench, reader: InMemoryMetricReader) -> Va
         "event": at.told[0].name if at.told else None,
         "metric": _counted(reader, "acemq.retry.rung.missing"),
     }
-
-
-async def _refused(given: Values, at: Bench, headers: dict[str, HeaderValue], policy: RetryPolicy) -> Values:
-    """The row of the table alone: nothing stands before a handler yet that could refuse."""
-    assert "refused" in list(Case), "settling.TABLE has no row for what an interceptor refuses"
-    decision = settling.set_aside(Case("refused"), given["reason"])
-    await at.mq.transport.apply(t.set_aside(given["queue"]), ApplyMode.CREATE)
-    await at.put(given["queue"], headers=headers, message_id="m-1")
-    at.broker.faults.next("publish", delay(CONFIRM))
-    (delivery,) = await at.mq.transport.pull(given["queue"], most=1, wait=timedelta())
-    carrying = asyncio.ensure_future(at.mq.mover(policy).carry_out(decision, delivery))
-    await at.clock.advance(CONFIRM)
-    await carrying
-    return _found(at)
 
 
 def _found(at: Bench) -> Values:
@@ -192,6 +176,14 @@ _ANSWERS: dict[str, Any] = {
     "in_progress": lambda reason: Ack.in_progress(),
     "release": lambda reason: Ack.release(),
 }
+
+
+class _Refuses(ConsumeInterceptor):
+    def __init__(self, reason: str) -> None:
+        self._reason = reason
+
+    def before_handle(self, message: Message[Any]) -> None:
+        raise PermissionError(self._reason)
 
 
 class _Unreadable(JsonCodec):

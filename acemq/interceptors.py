@@ -1,0 +1,316 @@
+"""What belongs to every message: hooks round a publish and round a handler, with one rule for each place.
+
+A `before_…` hook that raises stops its message; whatever another hook raises is reported, and changes nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+from typing import Any, TypeVar, Unpack, cast
+from weakref import WeakSet
+
+from acemq.ack import ACCEPT, Ack
+from acemq.codec import Codec
+from acemq.envelope import Envelope
+from acemq.errors import ConfigurationError
+from acemq.handling import name_of
+from acemq.message import CURRENT, Handled, Message
+from acemq.publishing import ENVELOPE_OPTIONS, PublishOptions, Receipt, check_known
+from acemq.settling import Refused, bad_answer
+from acemq.telemetry import LISTENER_FAILED, Diagnostic, Reporter
+
+T = TypeVar("T")
+
+
+class Draft:
+    """A message before it is encoded, and mutable until then.
+
+    Made for `publish_batch`, one a message; made by the library for the hooks of a `PublishInterceptor`. The envelope
+    is frozen, so a hook gives the draft another: `draft.envelope = draft.envelope.replace(headers=…)`.
+    """
+
+    __slots__ = (
+        "_codec",
+        "_envelope",
+        "_options",
+        "_type",
+        "exchange",
+        "mandatory",
+        "payload",
+        "persistent",
+        "routing_key",
+    )
+
+    def __init__(self, exchange: str, routing_key: str, payload: object, **options: Unpack[PublishOptions]) -> None:
+        """The options of a publish, but for `timeout`, which is that of the batch."""
+        check_known(options)
+        if "timeout" in options:
+            raise ConfigurationError("timeout= is not one message's; give it to publish_batch(timeout=…)")
+        self.exchange, self.routing_key, self.payload = exchange, routing_key, payload
+        self.persistent, self.mandatory = options.get("persistent", True), options.get("mandatory", True)
+        self._type = routing_key
+        self._codec = options.get("codec")
+        self._envelope = options.get("envelope")
+        self._options = options
+
+    @property
+    def envelope(self) -> Envelope:
+        """Read before the draft was handed over, it is made at that moment; its origin is written when it is sent."""
+        if self._envelope is None:
+            self._envelope = _envelope(self._type, self._options)
+        return self._envelope
+
+    @envelope.setter
+    def envelope(self, envelope: Envelope) -> None:
+        self._envelope = envelope
+
+    @property
+    def codec(self) -> Codec | None:
+        """What it will be encoded with; `None`: the connection's."""
+        return self._codec
+
+    @codec.setter
+    def codec(self, codec: Codec) -> None:
+        self._codec = codec
+
+    def complete(self, envelope: Callable[[str, PublishOptions], Envelope], codec: Codec) -> None:
+        """Fill in what the connection decides. Options that contradict each other are refused here."""
+        made = envelope(self._type, self._options) if self._envelope is None or "envelope" in self._options else None
+        self._envelope, self._codec = self._envelope or made, self._codec or codec
+
+    def options(self) -> PublishOptions:
+        """As a publish takes them: the envelope says what it says, whatever it was made from."""
+        rest = {name: value for name, value in self._options.items() if name not in ENVELOPE_OPTIONS}
+        now = {"envelope": self.envelope, "persistent": self.persistent, "mandatory": self.mandatory}
+        return cast("PublishOptions", {**rest, **now, **({"codec": self._codec} if self._codec else {})})
+
+    def __repr__(self) -> str:
+        return f"<Draft for {self.exchange or 'queue'} {self.routing_key!r}>"
+
+
+def _envelope(type: str, options: PublishOptions) -> Envelope:
+    given: dict[str, Any] = {name: value for name, value in options.items() if name in _FIELDS}
+    if "message_id" in options:
+        given["id"] = options["message_id"]
+    handled = CURRENT.get() if not given.keys() & {"correlation_id", "causation_id"} else None
+    if handled is not None:
+        given |= {"correlation_id": handled.correlation_id, "causation_id": handled.id}
+    return Envelope.of(options.get("type", type), **given)
+
+
+_FIELDS = frozenset({"headers", "version", "correlation_id", "causation_id", "claim"})
+
+
+class PublishInterceptor:
+    """Hooks round every publish; override what you need, as `async def`, or as a `def` that does not block."""
+
+    def before_publish(self, draft: Draft, /) -> Awaitable[None] | None:
+        """Everything in the draft may still change. Raising stops this publish, and its caller gets that error."""
+
+    def after_publish(self, draft: Draft, receipt: Receipt, /) -> Awaitable[None] | None:
+        """The broker has the message."""
+
+    def publish_failed(self, draft: Draft, error: BaseException, /) -> Awaitable[None] | None:
+        """It was not confirmed, or could not be encoded."""
+
+
+class ConsumeInterceptor:
+    """Hooks round every handling; override what you need, as `async def`, or as a `def` that does not block.
+
+    Nothing in the message can be changed; `message.state` carries values to the handler.
+    """
+
+    def before_handle(self, message: Message[Any], /) -> Awaitable[None] | None:
+        """Raising refuses the message: no handler runs, and it goes to its dead letters."""
+
+    def after_handle(self, message: Message[Any], decision: Ack, /) -> Awaitable[None] | None:
+        """The handler has returned, and this is what it asked for."""
+
+    def handle_failed(self, message: Message[Any], error: BaseException, /) -> Awaitable[None] | None:
+        """The handler has raised."""
+
+    def when_settled(self, message: Message[Any], handled: Handled, /) -> None:
+        """What really became of the message. Not called for what was stopped by us."""
+
+
+Interceptor = PublishInterceptor | ConsumeInterceptor
+
+
+class PublishChain:
+    """The publish interceptors of a connection at one moment. Never changed: a new one takes its place."""
+
+    def __init__(self, interceptors: Sequence[PublishInterceptor], report: Reporter) -> None:
+        back = interceptors[::-1]
+        self._before = tuple(i.before_publish for i in interceptors if _has(i, PublishInterceptor, "before_publish"))
+        self._after = tuple(i.after_publish for i in back if _has(i, PublishInterceptor, "after_publish"))
+        self._failed = tuple(i.publish_failed for i in back if _has(i, PublishInterceptor, "publish_failed"))
+        self._report = report
+
+    def draft(self, exchange: str, routing_key: str, payload: object, options: PublishOptions | None) -> Draft:
+        rest = {name: value for name, value in options.items() if name != "timeout"} if options else {}
+        return Draft(exchange, routing_key, payload, **cast("PublishOptions", rest))
+
+    async def before(self, draft: Draft) -> None:
+        for hook in self._before:
+            await _called(hook(draft))
+
+    async def told(self, draft: Draft, ended: Receipt | BaseException) -> None:
+        """Last to first. Only for a draft that every `before_publish` has let through."""
+        if isinstance(ended, BaseException):
+            calls = [partial(hook, draft, ended) for hook in self._failed]
+        else:
+            calls = [partial(hook, draft, ended) for hook in self._after]
+        for call in calls:
+            try:
+                await _called(call())
+            except Exception as error:
+                _reported(self._report, call, error, draft=draft)
+
+
+class ConsumeChain:
+    """The consume interceptors of one consumer at one moment: the connection's, then its own."""
+
+    def __init__(self, interceptors: Sequence[ConsumeInterceptor], report: Reporter) -> None:
+        self._interceptors = tuple(interceptors)
+        self._report = report
+
+    async def answer(
+        self, message: Message[Any], handle: Callable[[Message[Any]], Awaitable[object]], name: str
+    ) -> object:
+        """What the handler returned or raised, or `Refused`. Hooks are told, and change none of it."""
+        for number, interceptor in enumerate(self._interceptors):
+            try:
+                await _called(interceptor.before_handle(message))
+            except (Exception, asyncio.CancelledError) as error:
+                if _stopped_by_us(error):
+                    raise
+                self._listen(message, self._interceptors[:number])
+                return Refused(error)
+        self._listen(message, self._interceptors)
+        try:
+            answer = await handle(message)
+        except (Exception, asyncio.CancelledError) as error:
+            if not _stopped_by_us(error):
+                await self._tell(message, "handle_failed", error)
+            raise
+        decision = ACCEPT if answer is None else answer
+        if not isinstance(decision, Ack):
+            decision = Ack.reject(bad_answer(name, answer))
+        await self._tell(message, "after_handle", decision)
+        return answer
+
+    async def _tell(self, message: Message[Any], place: str, said: object) -> None:
+        for interceptor in reversed(self._interceptors):
+            if _has(interceptor, ConsumeInterceptor, place):
+                hook = getattr(interceptor, place)
+                try:
+                    await _called(hook(message, said))
+                except Exception as error:
+                    _reported(self._report, hook, error, message=message)
+
+    def _listen(self, message: Message[Any], told: Sequence[ConsumeInterceptor]) -> None:
+        for interceptor in reversed(told):
+            if _has(interceptor, ConsumeInterceptor, "when_settled"):
+                message.when_settled(partial(interceptor.when_settled, message))
+
+
+class Around:
+    """Where a consumer looks, once a message, for what surrounds its handler."""
+
+    __slots__ = ("__weakref__", "chain", "own")
+
+    def __init__(self, own: Sequence[ConsumeInterceptor]) -> None:
+        self.own = tuple(own)
+        self.chain: ConsumeChain | None = None
+
+
+class Interceptors:
+    """Those of one connection, in the order of registration."""
+
+    def __init__(self, report: Reporter) -> None:
+        self.publishing: PublishChain | None = None
+        """`None` as long as there is none, and then a publish is what it is without this file."""
+        self._report = report
+        self._all: list[Interceptor] = []
+        self._consumers: WeakSet[Around] = WeakSet()
+
+    def add(self, interceptors: Sequence[Interceptor]) -> None:
+        for interceptor in interceptors:
+            check_interceptor(interceptor, PublishInterceptor, ConsumeInterceptor)
+        self._all += interceptors
+        publishing = [each for each in self._all if isinstance(each, PublishInterceptor)]
+        self.publishing = PublishChain(publishing, self._report) if publishing else None
+        for around in self._consumers:
+            self._chain(around)
+
+    def around(self, own: Sequence[ConsumeInterceptor]) -> Around:
+        """For one consumer: the connection's, now and later, then its own."""
+        for interceptor in own:
+            check_interceptor(interceptor, ConsumeInterceptor)
+        around = Around(own)
+        self._chain(around)
+        self._consumers.add(around)
+        return around
+
+    def _chain(self, around: Around) -> None:
+        whole = [*(each for each in self._all if isinstance(each, ConsumeInterceptor)), *around.own]
+        around.chain = ConsumeChain(whole, self._report) if whole else None
+
+
+def check_interceptor(interceptor: object, *kinds: type[Any]) -> None:
+    if not isinstance(interceptor, kinds):
+        wanted = " or ".join(kind.__name__ for kind in kinds)
+        raise ConfigurationError(f"interceptors= has {interceptor!r}; an interceptor is an instance of a {wanted}")
+
+
+def tell_listeners(message: Message[Any], handled: Handled, report: Reporter) -> None:
+    """What was registered with `when_settled`, each once; what one raises is reported."""
+    for listener in message.listeners or ():
+        try:
+            listener(handled)
+        except Exception as error:
+            _reported(report, listener, error, message=message)
+
+
+async def _called(answer: Awaitable[None] | None) -> None:
+    if inspect.isawaitable(answer):
+        await answer
+
+
+def _has(interceptor: object, kind: type[Any], place: str) -> bool:
+    """Whether it overrides this hook."""
+    return getattr(type(interceptor), place, None) is not getattr(kind, place) or place in vars(interceptor)
+
+
+def _stopped_by_us(error: BaseException) -> bool:
+    task = asyncio.current_task()
+    return isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling() > 0
+
+
+def _reported(
+    report: Reporter,
+    hook: Callable[..., object],
+    error: Exception,
+    *,
+    message: Message[Any] | None = None,
+    draft: Draft | None = None,
+) -> None:
+    while isinstance(hook, partial):
+        hook = hook.func
+    owner = getattr(hook, "__self__", None)
+    who = f"{type(owner).__name__}.{name_of(hook)}" if isinstance(owner, Interceptor) else "a when_settled listener"
+    report(
+        Diagnostic(
+            LISTENER_FAILED,
+            "warning",
+            f"{who} raised {type(error).__name__}: {error}",
+            message.queue if message else None,
+            (draft.exchange or draft.routing_key) if draft else None,
+            message.id if message else draft.envelope.id if draft else None,
+            message.attempt if message else 0,
+            error,
+        )
+    )
