@@ -4,10 +4,12 @@ Every public name is imported from here. A transport is loaded when a URL first 
 """
 
 from acemq.ack import Ack
+from acemq.batching import Batch, BatchHandler
 from acemq.clock import Clock, MovableClock, SystemClock
 from acemq.codec import BytesCodec, Codec, Codecs, JsonCodec, MsgpackCodec, Payload, PayloadType, TextCodec, one_of
 from acemq.connection import Connection, ConnectOptions
-from acemq.consuming import ConsumeOptions, Consumer, ConsumerState, Drained
+from acemq.consume_options import ConsumeOptions
+from acemq.consuming import Consumer, ConsumerState, Drained
 from acemq.envelope import Envelope
 from acemq.errors import (
     AcemqError,
@@ -37,6 +39,7 @@ from acemq.errors import (
     TopologyError,
     UnroutableError,
 )
+from acemq.groups import ConsumerGroup
 from acemq.headers import HeaderValue
 from acemq.message import Handled, Handler, Message, SetAside, current_message
 from acemq.mq import AceMQ, connect
@@ -46,6 +49,7 @@ from acemq.patterns.replay import Replay, ReplayResult, StopReason
 from acemq.patterns.routing_slip import Itinerary, Route, RoutingSlip, Stop
 from acemq.publishing import Publisher, PublishOptions, Receipt
 from acemq.pulling import Pulled
+from acemq.receiving import Receiving
 from acemq.retry import Backoff, RetryPolicy
 from acemq.settling import ConsumerCounters
 from acemq.telemetry import Diagnostic
@@ -61,6 +65,8 @@ __all__ = [
     "ApplyMode",
     "AuthenticationError",
     "Backoff",
+    "Batch",
+    "BatchHandler",
     "BatchPublishError",
     "BlockedError",
     "BytesCodec",
@@ -78,6 +84,7 @@ __all__ = [
     "ConsumeOptions",
     "Consumer",
     "ConsumerCounters",
+    "ConsumerGroup",
     "ConsumerState",
     "DecodeError",
     "Depth",
@@ -114,6 +121,7 @@ __all__ = [
     "Publisher",
     "Pulled",
     "Receipt",
+    "Receiving",
     "Replay",
     "ReplayError",
     "ReplayResult",

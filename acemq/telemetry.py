@@ -7,11 +7,12 @@ connection is made.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Literal
 
 import msgspec
 from opentelemetry import metrics, trace
+from opentelemetry.context import Context
 from opentelemetry.trace import Span, SpanKind, Status, StatusCode
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
@@ -144,11 +145,26 @@ class Telemetry:
             },
         )
 
-    def started(self) -> None:
-        self._in_flight.add(1)
+    def batch_span(self, queue: str, of: Sequence[Span]) -> Span:
+        """Open the span of a handler that is given many messages: a trace of its own, linked to the spans of each."""
+        return self._tracer.start_span(
+            f"{queue} process batch",
+            context=Context(),
+            kind=SpanKind.CONSUMER,
+            links=[trace.Link(span.get_span_context()) for span in of],
+            attributes={
+                "messaging.system": self._system,
+                "messaging.destination.name": queue,
+                "messaging.operation": "process",
+                "messaging.batch.message_count": len(of),
+            },
+        )
 
-    def ended(self) -> None:
-        self._in_flight.add(-1)
+    def started(self, count: int = 1) -> None:
+        self._in_flight.add(count)
+
+    def ended(self, count: int = 1) -> None:
+        self._in_flight.add(-count)
 
     def consumed(self, queue: str, type: str, outcome: str, attempt: int, seconds: float) -> None:
         tags = {"queue": queue, "message.type": type, "outcome": outcome}
@@ -197,6 +213,13 @@ def end_span(span: Span, outcome: str, error: BaseException | None = None) -> No
     if error is not None:
         span.record_exception(error)
     if outcome in _BAD_OUTCOMES:
+        span.set_status(_FAILED)
+    span.end()
+
+
+def end_batch_span(span: Span, answer: object) -> None:
+    if isinstance(answer, BaseException):
+        span.record_exception(answer)
         span.set_status(_FAILED)
     span.end()
 

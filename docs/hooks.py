@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import acemq
-from acemq import connection, consuming, errors, publishing, telemetry
+from acemq import connection, errors, publishing, telemetry
+from acemq.consume_options import ConsumeOptions
 from acemq.opening import transport_for
 from acemq.settling import TABLE
 from acemq.transport import FOREVER, Capabilities
@@ -151,7 +152,7 @@ def publish_options() -> str:
 
 
 def consume_options() -> str:
-    return options_of(consuming.ConsumeOptions)
+    return options_of(ConsumeOptions)
 
 
 def options_of(group: type[Any]) -> str:
@@ -236,6 +237,7 @@ def names() -> str:
 
 
 ALIASES = {
+    "BatchHandler": "Type alias: what `consume_batches()` calls, from `Batch[T]` to `Ack` or `None`, `async` or not.",
     "Handler": "Type alias: what `consume()` calls, a function from `Message[T]` to `Ack` or `None`, `async` or not.",
     "HeaderValue": "Type alias: what a header may hold.",
     "Payload": "Type alias: a payload class, or what `one_of()` made of several.",
