@@ -343,7 +343,7 @@ class Consumer:
     async def _answer(self, given: Any, current: ContextVar[Any], span: Span | None, task: asyncio.Task[Any]) -> object:
         """What the handler returned or raised. Only a cancellation by us goes on as one."""
         token = current.set(given)
-        limit = self._handler_timeout
+        limit, message = self._handler_timeout, given if current is CURRENT else None
         try:
             if limit is None and span is None:
                 return await self._call(given)
@@ -351,7 +351,7 @@ class Consumer:
                 if limit is None:
                     return await self._call(given)
                 return await in_time(
-                    self._call(given), limit, self._clock, stuck=lambda: self._report_stuck(given, limit)
+                    self._call(given), limit, self._clock, stuck=lambda: self._report_stuck(message, limit)
                 )
         except asyncio.CancelledError as cancelled:
             if task.cancelling():
@@ -362,9 +362,8 @@ class Consumer:
         finally:
             current.reset(token)
 
-    def _report_stuck(self, given: object, limit: timedelta) -> None:
+    def _report_stuck(self, message: Message[Any] | None, limit: timedelta) -> None:
         text = f"the handler was cancelled after {limit.total_seconds():g} s and still runs; it keeps its slot"
-        message: Message[Any] | None = given if isinstance(given, Message) else None
         self._say(HANDLER_STUCK, "error", text, message)
 
     def _decide(self, answer: object, message: Message[Any]) -> Decision:

@@ -110,6 +110,7 @@ _CAPABILITIES: dict[str, Callable[[Capabilities], object]] = {
     "rung queues for long retry waits": lambda can: can.dead_letter_routes,
     "expiry of one message (`expires_in=`)": lambda can: can.expiry,
     "priority levels a queue may have": lambda can: can.priorities or None,
+    "exclusive consumers": lambda can: can.exclusive,
     "consumer priority": lambda can: can.consumer_priority,
     "`max_length` of a queue": lambda can: can.max_length,
     "longest time a delivery may be held": lambda can: can.hold_limit or FOREVER,

@@ -183,7 +183,7 @@ async def test_capabilities_are_exact_per_queue(broker: Transport, declare: Decl
     for result in results[1:]:
         assert isinstance(result.error, CapabilityError)
         assert name in str(result.error)
-    assert not broker.capabilities.exclusive
+    assert broker.capabilities.exclusive
     hash(broker.capabilities)
 
 

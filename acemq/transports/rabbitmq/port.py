@@ -43,6 +43,7 @@ from .address import Address
 from .bell import keep
 from .consumer import ConsumeOptions
 from .link import Link
+from .owner import Owner
 from .publish import Publisher
 from .pull import Pullers
 from .receive import Subscription
@@ -66,6 +67,7 @@ class _Running:
         self.topology = BrokerTopology(self.links[-1], clock)
         self.publisher = Publisher(self.links[0], clock, look=self.topology.look_at_exchange)
         self.subscriptions: set[Subscription] = set()
+        self.owners: dict[str, Owner] = {}
         self.pullers = Pullers(self.links[-1], self.topology)
         self.publishing: asyncio.Task[None] | None = None
 
@@ -285,8 +287,6 @@ class RabbitMQ:
         running = self._enter()
         if not 1 <= prefetch <= 65535:
             raise ConfigurationError(f"prefetch={prefetch} must be from 1 to 65535")
-        if exclusive:
-            raise CapabilityError("rabbitmq", "exclusive", "exclusive", "It is not built yet")
         _refuse_lease(lease)
         wanted = ConsumeOptions.read(options or {})
         subscription = Subscription(
@@ -298,6 +298,7 @@ class RabbitMQ:
             link=running.links[-1],
             clock=self._clock,
             topology=running.topology,
+            owner=Owner(queue, running.owners) if exclusive else None,
             on_closed=running.subscriptions.discard,
         )
         running.subscriptions.add(subscription)
