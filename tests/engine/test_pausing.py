@@ -65,8 +65,7 @@ async def test_m039_what_was_fetched_is_kept_for_a_minute_and_then_given_back_wi
         assert consumer.counters.acked == 2
         assert consumer.counters.released == 0
         consumer.resume()
-        await until(lambda: consumer.counters.acked == 20)
-        assert consumer.state is ConsumerState.RUNNING
+        await until(lambda: consumer.counters.acked == 20 and consumer.state is ConsumerState.RUNNING)
     assert sorted(gated.ended) == [(n, 1) for n in range(20)]
 
 

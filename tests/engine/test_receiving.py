@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from datetime import timedelta
-from typing import Any
 
 import pytest
 
@@ -167,4 +166,4 @@ async def test_a_prefetch_out_of_range_is_refused_at_the_call(mq: AceMQ, queue: 
 
 async def test_a_missing_queue_is_named(mq: AceMQ, name: str) -> None:
     with pytest.raises(TopologyError, match=name):
-        await mq.receive(name, Any)
+        await mq.receive(name, int)

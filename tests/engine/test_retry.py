@@ -343,4 +343,4 @@ async def test_a_retry_for_that_must_be_awaited_is_refused_at_the_call(mq: AceMQ
     async def later(message: Message[Any], error: BaseException) -> None: ...
 
     with pytest.raises(ConfigurationError, match="retry_for"):
-        mq.consume("q", int, Failing(MovableClock()), retry_for=later)  # type: ignore[arg-type]
+        mq.consume("q", int, Failing(MovableClock()), retry_for=later)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
