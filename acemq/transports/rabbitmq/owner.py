@@ -40,6 +40,10 @@ class Owner:
         self._alone_on: Session | None = None
         self._asking = asyncio.Lock()
 
+    @property
+    def is_owner(self) -> bool:
+        return self._owned_on is not None and self._owned_on.is_alive
+
     def owns_on(self, session: Session) -> bool:
         return self._owned_on is session and session.is_alive
 
@@ -60,7 +64,7 @@ class Owner:
         """Become the owner; False if another is."""
         async with self._asking:
             other = self._owners.get(self.queue, self)
-            if other is not self and other._owned_on is not None and other._owned_on.is_alive:
+            if other is not self and other.is_owner:
                 return False
             # Said before it is asked, so that no two of this connection ask at once.
             self._owners[self.queue], self._owned_on = self, session
