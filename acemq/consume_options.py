@@ -104,6 +104,9 @@ def check_options(options: ConsumeOptions, can: Capabilities, prefetch: int) -> 
         raise CapabilityError(
             can.transport, f"holding a delivery for longer than {can.hold_limit}", f"handler_timeout={limit}"
         )
+    lease = can.lease
+    if limit is not None and lease is not None and not lease.renewable and limit >= lease.default:
+        raise CapabilityError(can.transport, f"a lease longer than {lease.default}", f"handler_timeout={limit}")
     most = options.get("max_deliveries", MAX_DELIVERIES)
     if most is not None and most < 1:
         raise ConfigurationError(f"max_deliveries={most} must be 1 or more, or None for no limit")
