@@ -4,10 +4,12 @@ Every public name is imported from here. A transport is loaded when a URL first 
 """
 
 from acemq.ack import Ack
+from acemq.batching import Batch, BatchHandler
 from acemq.clock import Clock, MovableClock, SystemClock
 from acemq.codec import BytesCodec, Codec, Codecs, JsonCodec, MsgpackCodec, Payload, PayloadType, TextCodec, one_of
 from acemq.connection import Connection, ConnectOptions
-from acemq.consuming import ConsumeOptions, Consumer, ConsumerState, Drained
+from acemq.consume_options import ConsumeOptions
+from acemq.consuming import Consumer, ConsumerState, Drained
 from acemq.envelope import Envelope
 from acemq.errors import (
     AcemqError,
@@ -40,6 +42,7 @@ from acemq.errors import (
     UnroutableError,
 )
 from acemq.gate import WhenBlocked
+from acemq.groups import ConsumerGroup
 from acemq.headers import HeaderValue
 from acemq.health import Health, HealthPart
 from acemq.interceptors import ConsumeInterceptor, Draft, PublishInterceptor
@@ -52,6 +55,7 @@ from acemq.patterns.routing_slip import Itinerary, Route, RoutingSlip, Stop
 from acemq.plan import Finding, Plan
 from acemq.publishing import Publisher, PublishOptions, Receipt
 from acemq.pulling import Pulled
+from acemq.receiving import Receiving
 from acemq.retry import Backoff, RetryPolicy
 from acemq.security import Credentials, CredentialsSource, Tls
 from acemq.settling import ConsumerCounters
@@ -69,6 +73,8 @@ __all__ = [
     "ApplyMode",
     "AuthenticationError",
     "Backoff",
+    "Batch",
+    "BatchHandler",
     "BatchPublishError",
     "BlockedError",
     "BytesCodec",
@@ -87,6 +93,7 @@ __all__ = [
     "ConsumeOptions",
     "Consumer",
     "ConsumerCounters",
+    "ConsumerGroup",
     "ConsumerState",
     "Credentials",
     "CredentialsSource",
@@ -135,6 +142,7 @@ __all__ = [
     "QueueOptions",
     "QueueStats",
     "Receipt",
+    "Receiving",
     "Replay",
     "ReplayError",
     "ReplayResult",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import itertools
 import socket
 import time
@@ -13,9 +14,11 @@ from typing import Any, Self, TypedDict, TypeVar, Unpack
 
 from msgspec.structs import replace
 
+from acemq.batching import Batch, BatchConsumer, BatchHandler, check_batches
 from acemq.clock import SYSTEM, Clock, check_duration
 from acemq.codec import Codec, Codecs, Payload, PayloadType, Reader
-from acemq.consuming import ConsumeOptions, Consumer, Drained, check_options, check_policy
+from acemq.consume_options import ConsumeOptions, check_options, check_policy, check_prefetch
+from acemq.consuming import Consumer, Drained
 from acemq.errors import (
     AcemqError,
     ClosedError,
@@ -26,6 +29,7 @@ from acemq.errors import (
     TopologyError,
 )
 from acemq.gate import WhenBlocked
+from acemq.groups import ConsumerGroup, check_size
 from acemq.handling import Call, check_handler
 from acemq.health import Checks, Health, HealthPart
 from acemq.interceptors import ConsumeInterceptor, Draft, Interceptors, PublishInterceptor
@@ -37,14 +41,17 @@ from acemq.opening import Opening, transport_for
 from acemq.plan import Plan
 from acemq.publishing import Outbound, Publisher, PublishOptions, Receipt
 from acemq.pulling import Pulled
+from acemq.receiving import Receiving
 from acemq.retry import DEFAULT, Backoff, RetryPolicy
 from acemq.security import CredentialsSource, Tls
-from acemq.stats import Depths, QueueStats, total
+from acemq.settling import ConsumerCounters
+from acemq.stats import Depths, QueueStats
 from acemq.telemetry import CONNECTION_LOST, CONNECTION_RECOVERED, Diagnostic, Gauges, Reading, Reporter, Telemetry
 from acemq.topology import Topology, TopologyMode, check_name, dead_letters_of, latest, parked_of, rungs, set_aside
 from acemq.transport import Adviser, ApplyMode, Capabilities, Depth, Kind, Phase, Transport, TransportState
 
 T = TypeVar("T")
+S = TypeVar("S", bound=Consumer | Receiving[Any])
 
 
 class ConnectOptions(TypedDict, total=False):
@@ -137,7 +144,7 @@ class Connection:
         self._lost = False
         self._topology = options.get("topology", TopologyMode.CREATE)
         self._declared = Topology()
-        self._consumers: dict[Consumer, None] = {}
+        self._consumers: dict[Consumer | Receiving[Any], None] = {}
         self._numbers = itertools.count(1)
         self._closing: asyncio.Future[Drained] | None = None
         self._close_by: float | None = None
@@ -260,17 +267,110 @@ class Connection:
         rest. Opening returns when the broker has accepted the subscription; `TopologyError` when there is no such
         queue. It declares `{queue}.dlq`, `{queue}.parked` and the rungs of its policy, never the queue itself.
         """
+        check_handler(handler, _class_of(payload))
+        return self._consumer(Consumer, queue, payload, handler, options)
+
+    def consume_batches(
+        self,
+        queue: str,
+        payload: Payload[T],
+        handler: BatchHandler[T],
+        *,
+        most: int = 100,
+        within: timedelta = timedelta(milliseconds=200),
+        **options: Unpack[ConsumeOptions],
+    ) -> Opening[Consumer]:
+        """Put the messages of `queue` through `handler` many at a time, for work that is cheaper together.
+
+        A batch is handed over when `most` messages are there, or `within` after its first. What the handler returns or
+        raises is the outcome of every message that it did not `settle`, each with its own attempt. `concurrency` counts
+        batches and is 1; `prefetch` is raised to `most` times that; `handler_timeout` is the batch's.
+        """
+        check_handler(handler, _class_of(payload), Batch)
+        check_duration("within", within)
+        options = {"concurrency": 1, **options}
+        fewest = check_batches(most, options["concurrency"])
+        if "prefetch" in options:
+            options["prefetch"] = max(check_prefetch(options["prefetch"]), fewest)
+        make = functools.partial(BatchConsumer, most=most, within=within)
+        return self._consumer(make, queue, payload, handler, options, fewest)
+
+    def consume_group(
+        self, queue: str, payload: Payload[T], handler: Handler[T], *, size: int, **options: Unpack[ConsumeOptions]
+    ) -> Opening[ConsumerGroup]:
+        """`size` consumers of `queue` with a channel and a prefetch each, named by number and stopped in one budget.
+
+        If one cannot start, those already started are closed and its error is raised.
+        """
+        check_size(size)
+        base = options.get("name") or f"{self.origin}/{queue}/{next(self._numbers)}"
+
+        def member(number: int, prefetch: int | None) -> Opening[Consumer]:
+            own: ConsumeOptions = {**options, "name": f"{base}/{number}"}
+            if prefetch is not None:
+                own["prefetch"] = prefetch
+            return self.consume(queue, payload, handler, **own)
+
+        async def open_group() -> ConsumerGroup:
+            group = ConsumerGroup(queue, member, drain_timeout=self._time_left)
+            await group.scale(size)
+            return group
+
+        member(1, None)  # refuses here what is wrong with any of them
+        return Opening(f"{size} consumers of {queue!r}", open_group, lambda group: group.close())
+
+    def receive(
+        self, queue: str, payload: Payload[T], *, prefetch: int = 20, codec: Codec | None = None
+    ) -> Opening[Receiving[T]]:
+        """Messages of `queue` as they come, at most `prefetch` unsettled, each held until it is settled by hand.
+
+        For handing work on to something that reports back. Nothing is declared: `reject` and `park` need the queue's
+        dead letters. `TopologyError` when there is no such queue.
+        """
         check_name("queue", queue)
-        check_handler(handler, payload.into if isinstance(payload, PayloadType) else payload)
+        check_prefetch(prefetch)
+        reader: Reader[T] = Reader(Codecs.of(codec) if codec else self.codecs, payload)
+
+        async def open_receiving() -> Receiving[T]:
+            self._check_usable()
+            receiving = Receiving(
+                queue,
+                name=f"{self.origin}/{queue}/{next(self._numbers)}",
+                reader=reader,
+                mover=self.mover(self.retry),
+                prefetch=prefetch,
+                drain_timeout=self._time_left,
+                ended=self._forget,
+            )
+            return await self._started(receiving)
+
+        return Opening(f"receiving from {queue!r}", open_receiving, lambda receiving: receiving.close())
+
+    def _consumer(
+        self,
+        make: Callable[..., Consumer],
+        queue: str,
+        payload: Payload[Any],
+        handler: Callable[[Any], Any],
+        options: ConsumeOptions,
+        fewest: int = 1,
+    ) -> Opening[Consumer]:
+        check_name("queue", queue)
         codecs = Codecs.of(options["codec"]) if "codec" in options else self.codecs
         reader: Reader[Any] = Reader(codecs, payload)
         policy, can = options.get("retry", self.retry), self.transport.capabilities_of("queue", queue)
-        prefetch = check_options(options, can, self._prefetch)
+        prefetch = max(check_options(options, can, self._prefetch), fewest)
         check_policy(policy, can)
         around = self._interceptors.around(options.get("interceptors", ()))
 
-        def make() -> Consumer:
-            return Consumer(
+        async def open_consumer() -> Consumer:
+            self._check_usable()
+            if self._topology is not TopologyMode.NONE and not await self.exists(queue):
+                # Looked up first: a mistyped name must not leave its dead-letter queues behind.
+                raise TopologyError(f"there is no queue {queue!r}; declare it before it is consumed")
+            if options.get("declare", True):
+                await self.provide(self.beside(queue, policy, home=options.get("set_aside")))
+            consumer = make(
                 queue,
                 name=options.get("name") or f"{self.origin}/{queue}/{next(self._numbers)}",
                 call=Call(handler, self._pool),
@@ -280,29 +380,23 @@ class Connection:
                 options=options,
                 prefetch=prefetch,
                 drain_timeout=self._time_left,
+                ended=self._forget,
             )
+            return await self._started(consumer)
 
-        async def open_consumer() -> Consumer:
-            self._check_usable()
-            if self._topology is not TopologyMode.NONE and not await self.exists(queue):
-                # Looked up first: a mistyped name must not leave its dead-letter queues behind.
-                raise TopologyError(f"there is no queue {queue!r}; declare it before it is consumed")
-            if options.get("declare", True):
-                await self.provide(self.beside(queue, policy, home=options.get("set_aside")))
-            consumer = make()
-            self._consumers[consumer] = None
-            try:
-                return await consumer.start()
-            except BaseException:
-                del self._consumers[consumer]
-                raise
+        return Opening(f"consumer of {queue!r}", open_consumer, lambda consumer: consumer.close())
 
-        async def close_consumer(consumer: Consumer) -> Drained:
-            drained = await consumer.drain()
-            self._consumers.pop(consumer, None)
-            return drained
+    async def _started(self, consumer: S) -> S:
+        self._consumers[consumer] = None
+        try:
+            await consumer.start()
+        except BaseException:
+            self._forget(consumer)
+            raise
+        return consumer
 
-        return Opening(f"consumer of {queue!r}", open_consumer, close_consumer)
+    def _forget(self, consumer: Consumer | Receiving[Any]) -> None:
+        self._consumers.pop(consumer, None)
 
     async def pull(
         self, queue: str, payload: Payload[T], *, wait: timedelta = timedelta(0), codec: Codec | None = None
@@ -401,10 +495,10 @@ class Connection:
             if depth is None:
                 self._depths.forget(queue)
                 raise TopologyError(f"there is no queue {queue!r}; declare it first")
-        counted = (consumer.counters for consumer in self._consumers if consumer.queue == queue)
+        counted = (each.counters for each in self._consumers if each.queue == queue)
         return QueueStats(
             queue=queue,
-            counters=total(counted),
+            counters=sum(counted, ConsumerCounters()),
             published=self.outbound.sent.get(queue, 0),
             depth=depth,
             dead=dead,
@@ -561,6 +655,10 @@ class Connection:
         elif state.phase is Phase.CONNECTED and self._lost:
             self._lost = False
             self.report(Diagnostic(CONNECTION_RECOVERED, "info", f"connected to {state.endpoint} again"))
+
+
+def _class_of(payload: Payload[Any]) -> Any:
+    return payload.into if isinstance(payload, PayloadType) else payload
 
 
 def _check(options: ConnectOptions) -> None:

@@ -6,83 +6,38 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
+from contextvars import ContextVar
 from datetime import timedelta
 from enum import StrEnum
-from typing import Any, Literal, TypedDict
+from typing import Any, Literal, Self
 
 import msgspec
 from opentelemetry import trace
 from opentelemetry.trace import Span
 
 from acemq import headers as h
-from acemq.ack import ACCEPT
-from acemq.clock import check_duration
-from acemq.codec import Codec, Reader
+from acemq.ack import ACCEPT, Ack, Verdict
+from acemq.codec import Reader
+from acemq.consume_options import MAX_DELIVERIES, ConsumeOptions
 from acemq.envelope import to_millis
-from acemq.errors import (
-    AcemqError,
-    CapabilityError,
-    ConfigurationError,
-    DecodeError,
-    HandlerTimeoutError,
-)
-from acemq.handling import Call
-from acemq.headers import HeaderValue
-from acemq.interceptors import Around, ConsumeInterceptor, tell_listeners
+from acemq.errors import AcemqError, DecodeError
+from acemq.handling import Call, in_time
+from acemq.holding import Holding
+from acemq.interceptors import Around, ConsumeChain, tell_listeners
 from acemq.mapping import public_error
 from acemq.message import CURRENT, Message
 from acemq.moving import GivenBack, Mover
 from acemq.retry import RetryPolicy
 from acemq.settling import TABLE, Case, Decision, decide, set_aside
-from acemq.telemetry import CONSUMER_LOST, HANDLER_STUCK, Diagnostic, end_span
-from acemq.transport import Capabilities, Delivery, LostBy, Subscription, SubscriptionPhase, SubscriptionState
+from acemq.telemetry import CONSUMER_LOST, HANDLER_STUCK, LISTENER_FAILED, Diagnostic, end_span, within_span
+from acemq.transport import Delivery, LostBy, Subscription, SubscriptionPhase, SubscriptionState
 
 log = logging.getLogger("acemq")
 
 _SUSPECT_AFTER = 2
 """Deliveries after which a message is handled alone. The first two may be owed to one lost connection."""
-
-MAX_DELIVERIES = 15
-"""Comes before the 20 after which a quorum queue of RabbitMQ 4 drops a message (transports.md section 12)."""
-
-
-class ConsumeOptions(TypedDict, total=False):
-    """How a queue is consumed; all of it optional."""
-
-    concurrency: int
-    """10; handlers at once."""
-    prefetch: int
-    """The connection's, raised to `concurrency`."""
-    retry: RetryPolicy
-    """The connection's."""
-    handler_timeout: timedelta
-    """None; then the handler is cancelled and the failure is `HandlerTimeoutError`."""
-    max_deliveries: int | None
-    """15; `None`: no limit. A message that kills its process more often than that goes to the dead letters.
-
-    Counts what the broker counts: quorum queues do, classic ones do not.
-    """
-    expired: Literal["dead_letter", "drop"]
-    """dead_letter; what becomes of a message that expired before it was handled."""
-    set_aside: str
-    """The queue whose `.dlq` and `.parked` take what is given up; the queue itself."""
-    interceptors: Sequence[ConsumeInterceptor]
-    """After the connection's."""
-    codec: Codec
-    """The connection's."""
-    name: str
-    """The consumer's name on the broker, stable over recovery; `{origin}/{queue}/{number}`."""
-    priority: int
-    """Consumer priority; needs the capability."""
-    declare: bool
-    """True: `.dlq`, `.parked` and rungs are made before the consumer starts (CONTRACT.md section 2)."""
-    arguments: Mapping[str, HeaderValue]
-    """Passed to the broker's consume; RabbitMQ only."""
-
-
-_OPTIONS = frozenset(ConsumeOptions.__annotations__)
 
 
 class Drained(msgspec.Struct, frozen=True):
@@ -117,6 +72,7 @@ class ConsumerState(StrEnum):
 
     STARTING = "starting"
     RUNNING = "running"
+    PAUSED = "paused"
     RECOVERING = "recovering"
     DRAINING = "draining"
     CLOSED = "closed"
@@ -137,6 +93,7 @@ class Consumer:
         options: ConsumeOptions,
         prefetch: int,
         drain_timeout: Callable[[], timedelta],
+        ended: Callable[[Consumer], None],
     ) -> None:
         self.queue, self.name = queue, name
         self.state = ConsumerState.STARTING
@@ -144,13 +101,13 @@ class Consumer:
         self.counters = mover.counters
         self.concurrency = options.get("concurrency", 10)
         self.fetched_at = mover.clock.monotonic()
-        self.stuck: set[Delivery] = set()
-        """In handlers that still run at twice their time limit."""
+        self.stuck: set[object] = set()
+        """What handlers have in hand that still run at twice their time limit."""
         self.mover = mover
         self._call, self._reader, self._mover, self._around = call, reader, mover, around
         self._transport, self._telemetry, self._clock = mover.transport, mover.telemetry, mover.clock
         self._report = mover.report
-        self._policy = mover.policy
+        self._policy, self._policy_for = mover.policy, options.get("retry_for")
         self._prefetch = prefetch
         self._max_deliveries = options.get("max_deliveries", MAX_DELIVERIES)
         self._expired: Case = Case.EXPIRED_DROPPED if options.get("expired") == "drop" else Case.EXPIRED
@@ -160,12 +117,15 @@ class Consumer:
             self._subscribing["priority"] = options["priority"]
         if "arguments" in options:
             self._subscribing["arguments"] = options["arguments"]
-        self._drain_timeout = drain_timeout
+        self._exclusive = options.get("exclusive", False)
+        self._drain_timeout, self._ended = drain_timeout, ended
         self._subscription: Subscription | None = None
-        self._ready: deque[Delivery] = deque()
+        self._holding = Holding(queue, mover.transport, mover.clock)
+        self._ready = self._holding.ready
         self._idle: deque[asyncio.Future[None]] = deque()
         self._workers: list[asyncio.Task[None]] = []
-        self._running: dict[asyncio.Task[Any], Delivery] = {}
+        self._running: dict[asyncio.Task[Any], Any] = {}
+        """What each busy worker has in hand: a delivery here, a batch where there are batches."""
         self._gone: set[Delivery] = set()
         """Deliveries in work that the broker has taken back."""
         self._suspect_after = max(min(_SUSPECT_AFTER, (self._max_deliveries or MAX_DELIVERIES) - 1), 1)
@@ -186,7 +146,7 @@ class Consumer:
 
     @property
     def held(self) -> int:
-        """Fetched and not started, or waiting for a retry."""
+        """Fetched and not started, kept by a pause, or waiting for a retry."""
         return len(self._ready) + len(self._moving)
 
     @property
@@ -194,14 +154,14 @@ class Consumer:
         """The broker's side of it; `None` before it has started."""
         return None if self._subscription is None else self._subscription.state
 
-    async def start(self) -> Consumer:
+    async def start(self) -> Self:
         """Return when the broker has accepted the subscription."""
         self._workers = [
             asyncio.create_task(self._work(), name=f"{self.name} worker {number}") for number in range(self.concurrency)
         ]
         try:
             self._subscription = await self._transport.subscribe(
-                self.queue, self, prefetch=self._prefetch, options=self._subscribing
+                self.queue, self, prefetch=self._prefetch, exclusive=self._exclusive, options=self._subscribing
             )
         except BaseException as error:
             self.state = ConsumerState.CLOSED
@@ -212,21 +172,39 @@ class Consumer:
         self.state = ConsumerState.RUNNING
         return self
 
+    def pause(self) -> None:
+        """Start no more handlers, and fetch nothing more. Those that run end as always.
+
+        What was fetched is kept for 60 s and then given back with its attempt. Nothing happens where it pauses already
+        or stops.
+        """
+        if self.state in (ConsumerState.RUNNING, ConsumerState.RECOVERING):
+            self.state = ConsumerState.PAUSED
+            self._holding.pause(self._subscription)
+
+    def resume(self) -> None:
+        """Go on where it was paused."""
+        if self.state is ConsumerState.PAUSED and self._subscription is not None:
+            self.fetched_at = self._clock.monotonic()
+            self._holding.resume()
+            self.state = state_in(self._subscription.state.phase)
+            self._wake(self.concurrency)
+
     # The sink: plain calls by the transport
 
     def deliver(self, batch: Sequence[Delivery], /) -> None:
         self.fetched_at = self._clock.monotonic()
-        self._ready.extend(batch)
+        self._holding.add(batch)
         self._wake(len(batch))
 
     def lost(self, batch: Sequence[Delivery], by: LostBy, /) -> None:
         gone = set(batch)
-        self._ready = deque(delivery for delivery in self._ready if delivery not in gone)
+        self._holding.drop(gone)
         # The broker delivers them again, with the attempt they had: a copy now would be one too many.
         for move, delivery in self._moving.items():
             if delivery in gone:
                 move.cancel()
-        self._gone |= gone.intersection(self._running.values())
+        self._gone |= gone.intersection(self._in_hand())
 
     def changed(self, state: SubscriptionState, /) -> None:
         if state.error is not None and state.error != self.last_error:
@@ -235,8 +213,10 @@ class Consumer:
         if state.generation != self._generation:
             self._generation, self._foremost = state.generation, None
         if self.state in (ConsumerState.RUNNING, ConsumerState.RECOVERING):
-            active = state.phase in (SubscriptionPhase.ACTIVE, SubscriptionPhase.WAITING, SubscriptionPhase.PAUSED)
-            self.state = ConsumerState.RUNNING if active else ConsumerState.RECOVERING
+            self.state = state_in(state.phase)
+
+    def _in_hand(self) -> Iterable[Delivery]:
+        return self._running.values()
 
     # The workers, which live as long as the consumer
 
@@ -244,17 +224,17 @@ class Consumer:
         task = asyncio.current_task()
         assert task is not None
         while self.state is not ConsumerState.CLOSED:
-            delivery = self._take()
-            if delivery is None:
+            work = self._take()
+            if work is None:
                 turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
                 self._idle.append(turn)
                 await turn
                 continue
-            self._running[task] = delivery
+            self._running[task] = work
             try:
                 if self._alone:
                     await asyncio.sleep(0)  # what was accepted leaves first, so that a crash does not take it back
-                await self._handle(delivery, task)
+                await self._handle(work, task)
             except Exception:
                 # A fault of ours must not end a worker: the delivery stays unsettled and comes again.
                 log.exception("handling a delivery of %s failed inside the library", self.queue)
@@ -266,18 +246,27 @@ class Consumer:
                 if self._progress is not None:
                     self._progress.set()
 
-    def _take(self) -> Delivery | None:
-        """The next delivery that may be started now.
+    def _take(self) -> Any:
+        """The next delivery that may be started now, or `None`.
 
         What the broker delivers again and again may be what kills its process. So it is handled alone: if it kills
         again, nothing else is counted as tried with it, and whatever came before it is gone.
         """
-        if not self._ready or self._alone:
+        if not self._ready or self._alone or self._holding.paused:
             return None
-        if (self._ready[0].deliveries or 0) > self._suspect_after:
-            if any(delivery not in self._gone for delivery in self._running.values()):
+        if self._is_suspect(self._ready[0]):
+            if self._is_busy():
                 return None
             self._alone = True
+        return self._pop()
+
+    def _is_suspect(self, delivery: Delivery) -> bool:
+        return (delivery.deliveries or 0) > self._suspect_after
+
+    def _is_busy(self) -> bool:
+        return any(delivery not in self._gone for delivery in self._in_hand())
+
+    def _pop(self) -> Delivery:
         delivery = self._ready.popleft()
         if self._foremost is None:
             self._foremost = delivery
@@ -291,25 +280,19 @@ class Consumer:
                 turn.set_result(None)
                 wanted -= 1
 
-    async def _handle(self, delivery: Delivery, task: asyncio.Task[Any]) -> None:
-        unfit, payload = self._unfit(delivery), None
-        if unfit is None:
-            try:
-                payload = self._decode(delivery)
-            except DecodeError as error:
-                unfit = set_aside(Case.UNDECODABLE, error)
-        message: Message[Any] = Message(payload, delivery, self._clock)
+    async def _handle(self, work: Any, task: asyncio.Task[Any]) -> None:
+        delivery: Delivery = work
+        message = self._admit(delivery)
+        if message is None:
+            return
         telemetry = self._telemetry
         watched = telemetry.tracing or telemetry.metering
         span = telemetry.process_span(self.queue, message.envelope, delivery.headers) if telemetry.tracing else None
         began = time.perf_counter() if watched else 0.0
-        if unfit is not None:
-            self._settle_beside(unfit, message, span, began)
-            return
         if telemetry.metering:
             telemetry.started()
         try:
-            answer = await self._answer(message, span, task)
+            answer = await self._answer(message, CURRENT, self._around.chain, span, task)
         finally:
             if telemetry.metering:
                 telemetry.ended()
@@ -322,12 +305,28 @@ class Consumer:
             if not await self._mover.accept(delivery):
                 self._gone.discard(delivery)
             return
-        age = message.age if self._policy.max_age is not None else None
-        decision = decide(answer, message.envelope, self._policy, age, self._call.name)
+        decision = self._decide(answer, message)
         if decision.row.copy == "none":
             await self._settle(decision, message, span, began)
         else:
             self._settle_beside(decision, message, span, began)
+
+    def _admit(self, delivery: Delivery) -> Message[Any] | None:
+        """The message for the handler. `None`: it is not for a handler, and is settled beside."""
+        unfit = self._unfit(delivery)
+        if unfit is None:
+            try:
+                return Message(self._decode(delivery), delivery, self._clock)
+            except DecodeError as error:
+                unfit = set_aside(Case.UNDECODABLE, error)
+        self._set_aside(unfit, delivery)
+        return None
+
+    def _set_aside(self, unfit: Decision, delivery: Delivery) -> None:
+        message: Message[Any] = Message(None, delivery, self._clock)
+        telemetry = self._telemetry
+        span = telemetry.process_span(self.queue, message.envelope, delivery.headers) if telemetry.tracing else None
+        self._settle_beside(unfit, message, span, time.perf_counter())
 
     def _decode(self, delivery: Delivery) -> Any:
         if delivery.fault is not None:
@@ -354,15 +353,22 @@ class Consumer:
                 )
         return None
 
-    async def _answer(self, message: Message[Any], span: Span | None, task: asyncio.Task[Any]) -> object:
+    async def _answer(
+        self,
+        given: Any,
+        current: ContextVar[Any],
+        chain: ConsumeChain | None,
+        span: Span | None,
+        task: asyncio.Task[Any],
+    ) -> object:
         """What the handler returned or raised. Only a cancellation by us goes on as one."""
-        token, chain = CURRENT.set(message), self._around.chain
-        call = self._call if self._handler_timeout is None else self._answer_in_time
+        token = current.set(given)
+        call = self._call if self._handler_timeout is None else self._call_in_time
         try:
             if chain is None and span is None:
-                return await call(message)
-            with trace.use_span(span, record_exception=False, set_status_on_exception=False) if span else _NO_SPAN:
-                return await (call(message) if chain is None else chain.answer(message, call, self._call.name))
+                return await call(given)
+            with within_span(span):
+                return await (call(given) if chain is None else chain.answer(given, call, self._call.name))
         except asyncio.CancelledError as cancelled:
             if task.cancelling():
                 raise
@@ -370,45 +376,44 @@ class Consumer:
         except Exception as error:
             return error
         finally:
-            CURRENT.reset(token)
+            current.reset(token)
 
-    async def _answer_in_time(self, message: Message[Any]) -> object:
-        """Cancelled at its limit. A handler that swallows that keeps its slot and is reported at twice the limit."""
+    async def _call_in_time(self, given: Any) -> object:
         limit = self._handler_timeout
         assert limit is not None
-        stuck = self._clock.call_later(2 * limit.total_seconds(), lambda: self._report_stuck(message, limit))
-        loop_task = asyncio.current_task()
-        assert loop_task is not None
-        late = False
-
-        def expire() -> None:
-            nonlocal late
-            late = True
-            loop_task.cancel()
-
-        timer = self._clock.call_later(limit.total_seconds(), expire)
         try:
-            answer = await self._call(message)
-        except asyncio.CancelledError:
-            if late and loop_task.uncancel() == 0:
-                raise HandlerTimeoutError(limit) from None
-            raise
-        else:
-            if late:
-                loop_task.uncancel()
-                raise HandlerTimeoutError(limit)
-            return answer
+            handling = self._call(given)
+            return await in_time(handling, limit, self._clock, stuck=lambda: self._report_stuck(given, limit))
         finally:
-            timer.cancel()
-            stuck.cancel()
-            self.stuck.discard(message.delivery)
+            self.stuck.discard(given)
 
-    def _report_stuck(self, message: Message[Any], limit: timedelta) -> None:
-        self.stuck.add(message.delivery)
+    def _report_stuck(self, given: object, limit: timedelta) -> None:
+        self.stuck.add(given)
         text = f"the handler was cancelled after {limit.total_seconds():g} s and still runs; it keeps its slot"
-        self._report(
-            Diagnostic(HANDLER_STUCK, "error", text, self.queue, message_id=message.id, attempt=message.attempt)
-        )
+        self._say(HANDLER_STUCK, "error", text, given if isinstance(given, Message) else None)
+
+    def _decide(self, answer: object, message: Message[Any]) -> Decision:
+        policy = self._policy if self._policy_for is None else self._ask_policy(answer, message)
+        age = message.age if policy.max_age is not None else None
+        return decide(answer, message.envelope, policy, age, self._call.name)
+
+    def _ask_policy(self, answer: object, message: Message[Any]) -> RetryPolicy:
+        """The policy that decides this time."""
+        failure = answer.reason if isinstance(answer, Ack) and answer.verdict is Verdict.RETRY else answer
+        if self._policy_for is None or not isinstance(failure, BaseException):
+            return self._policy
+        try:
+            policy = self._policy_for(message, failure)
+        except Exception as error:
+            self._say(
+                LISTENER_FAILED, "warning", f"retry_for raised {type(error).__name__}: {error}", message, failure=error
+            )
+            return self._policy
+        if policy is None or isinstance(policy, RetryPolicy):  # pyright: ignore[reportUnnecessaryIsInstance]
+            return policy or self._policy
+        text = f"retry_for gave a {type(policy).__name__}, expected a RetryPolicy or None"
+        self._say(LISTENER_FAILED, "warning", text, message)
+        return self._policy
 
     # Settling: what needs a copy or a wait happens beside the workers, in a prefetch slot and no handler slot
 
@@ -450,6 +455,18 @@ class Consumer:
         if not move.cancelled() and (error := move.exception()) is not None:
             log.error("settling a delivery of %s failed inside the library; it comes again", self.queue, exc_info=error)
 
+    def _say(
+        self,
+        name: str,
+        level: Literal["warning", "error"],
+        text: str,
+        message: Message[Any] | None,
+        *,
+        failure: BaseException | None = None,
+    ) -> None:
+        which, attempt = (message.id, message.attempt) if message is not None else (None, 0)
+        self._report(Diagnostic(name, level, text, self.queue, message_id=which, attempt=attempt, failure=failure))
+
     # Stopping
 
     async def drain(self, timeout: timedelta | None = None) -> Drained:
@@ -478,10 +495,11 @@ class Consumer:
         self.state, settled_before, abandoned = ConsumerState.DRAINING, self._settled, 0
         self._progress = asyncio.Event()
         subscription = self._subscription
+        self._holding.end()
         try:
             self._put_back()
             if subscription is not None:
-                await _until(end, subscription.stop())
+                await until(end, subscription.stop())
             self._put_back()
             self._mover.stop_waiting()
             await self._wait_for_work(end, me)
@@ -491,7 +509,8 @@ class Consumer:
             self._call.leave_threads()
             await self._end_tasks(me)
             if subscription is not None:
-                await _until(max(end, time.monotonic()) + _CLOSING, subscription.close())
+                await until(max(end, time.monotonic()) + CLOSING, subscription.close())
+            self._ended(self)
         return Drained(
             finished=not abandoned,
             handled=self._settled - settled_before,
@@ -515,7 +534,7 @@ class Consumer:
         assert self._progress is not None
         while self._moving or any(task is not me for task in self._running):
             self._progress.clear()
-            if not await _until(end, self._progress.wait()):
+            if not await until(end, self._progress.wait()):
                 return
 
     async def _end_tasks(self, me: asyncio.Task[Any] | None = None) -> None:
@@ -527,12 +546,13 @@ class Consumer:
             await asyncio.wait(left, timeout=_SWALLOWING)
 
 
-_CLOSING = 0.5
+CLOSING = 0.5
+"""Seconds for giving back, after whatever a stop may take."""
 _SWALLOWING = 0.1
 _NO_SPAN = nullcontext()
 
 
-async def _until(end: float, work: Awaitable[object]) -> bool:
+async def until(end: float, work: Awaitable[object]) -> bool:
     """Await until the moment `end` of the monotonic clock; False when it was cut off there."""
     try:
         await asyncio.wait_for(work, max(end - time.monotonic(), 0))
@@ -541,53 +561,6 @@ async def _until(end: float, work: Awaitable[object]) -> bool:
     return True
 
 
-def check_policy(policy: RetryPolicy, can: Capabilities) -> None:
-    """Refuse waits that would have to be spent in the consumer for longer than the broker lets a delivery be held."""
-    if can.requeue_rewrites or can.publish_delay is not None or can.hold_limit is None:
-        return
-    rungs = policy.rungs() if can.dead_letter_routes else ()
-    too_long = [wait for wait in policy.schedule() if wait not in rungs and wait > can.hold_limit * 0.9]
-    if too_long:
-        raise CapabilityError(
-            can.transport,
-            f"holding a delivery for longer than {can.hold_limit}",
-            f"retry= with a wait of {too_long[0]} in the consumer",
-            "Let whole seconds wait in the broker: wait_in_broker_from()",
-        )
-
-
-def check_options(options: ConsumeOptions, can: Capabilities, prefetch: int) -> int:
-    """Refuse bad options of `consume`; gives the prefetch that holds."""
-    unknown = options.keys() - _OPTIONS
-    if unknown:
-        raise TypeError(
-            f"consume() got an unexpected keyword argument {min(unknown)!r}; known: {', '.join(sorted(_OPTIONS))}"
-        )
-    concurrency = options.get("concurrency", 10)
-    if concurrency < 1:
-        raise ConfigurationError(f"concurrency={concurrency} must be 1 or more")
-    if "prefetch" in options:
-        prefetch = options["prefetch"]
-        if not 1 <= prefetch <= 65_535:
-            raise ConfigurationError(
-                f"prefetch={prefetch} must lie between 1 and 65,535; there is no unlimited prefetch"
-            )
-        if prefetch < concurrency:
-            raise ConfigurationError(
-                f"prefetch={prefetch} keeps {concurrency} handlers from being busy; raise it to {concurrency}"
-            )
-    limit = check_duration("handler_timeout", options["handler_timeout"]) if "handler_timeout" in options else None
-    if limit is not None and can.hold_limit is not None and limit > can.hold_limit * 0.9:
-        raise CapabilityError(
-            can.transport, f"holding a delivery for longer than {can.hold_limit}", f"handler_timeout={limit}"
-        )
-    most = options.get("max_deliveries", MAX_DELIVERIES)
-    if most is not None and most < 1:
-        raise ConfigurationError(f"max_deliveries={most} must be 1 or more, or None for no limit")
-    if options.get("expired", "dead_letter") not in ("dead_letter", "drop"):
-        raise ConfigurationError(f"expired={options.get('expired')!r} must be 'dead_letter' or 'drop'")
-    if "priority" in options and not can.consumer_priority:
-        raise CapabilityError(can.transport, "consumer priorities", f"priority={options['priority']}")
-    if "arguments" in options and can.transport != "rabbitmq":
-        raise CapabilityError(can.transport, "consumer arguments", "arguments=")
-    return max(prefetch, concurrency)
+def state_in(phase: SubscriptionPhase) -> ConsumerState:
+    active = phase in (SubscriptionPhase.ACTIVE, SubscriptionPhase.WAITING, SubscriptionPhase.PAUSED)
+    return ConsumerState.RUNNING if active else ConsumerState.RECOVERING

@@ -10,31 +10,34 @@ import typing
 from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import Executor
 from contextvars import copy_context
+from datetime import timedelta
 from typing import Any
 
-from acemq.errors import HandlerTypeError
+from acemq.clock import Clock
+from acemq.errors import HandlerTimeoutError, HandlerTypeError
 from acemq.message import Message
 
 
 class Call:
     """A handler, made awaitable: coroutines run on the loop, plain functions in a bounded pool of threads."""
 
-    def __init__(self, handler: Callable[[Message[Any]], Any], pool: Executor) -> None:
+    def __init__(self, handler: Callable[[Any], Any], pool: Executor) -> None:
         self.name = name_of(handler)
         self._handler, self._pool = handler, pool
         self._leaving = False
         self._async = is_async(handler)
 
-    def __call__(self, message: Message[Any]) -> Awaitable[object]:
-        return self._handler(message) if self._async else self._in_thread(message)
+    def __call__(self, given: Any) -> Awaitable[object]:
+        """`given`: the one argument of the handler, a message or a batch."""
+        return self._handler(given) if self._async else self._in_thread(given)
 
     def leave_threads(self) -> None:
         """From now on a cancelled call no longer waits for its thread, which nothing can cancel."""
         self._leaving = True
 
-    async def _in_thread(self, message: Message[Any]) -> object:
+    async def _in_thread(self, given: Any) -> object:
         context = copy_context()
-        thread = asyncio.get_running_loop().run_in_executor(self._pool, lambda: context.run(self._handler, message))
+        thread = asyncio.get_running_loop().run_in_executor(self._pool, lambda: context.run(self._handler, given))
         cancelled: asyncio.CancelledError | None = None
         while not thread.done():
             try:
@@ -53,6 +56,35 @@ class Call:
         return await answer if inspect.isawaitable(answer) else answer
 
 
+async def in_time(handling: Awaitable[object], limit: timedelta, clock: Clock, *, stuck: Callable[[], None]) -> object:
+    """Cancelled at its limit. A handler that swallows that keeps its slot, and `stuck` is called at twice the limit."""
+    twice = clock.call_later(2 * limit.total_seconds(), stuck)
+    task = asyncio.current_task()
+    assert task is not None
+    late = False
+
+    def expire() -> None:
+        nonlocal late
+        late = True
+        task.cancel()
+
+    once = clock.call_later(limit.total_seconds(), expire)
+    try:
+        answer = await handling
+    except asyncio.CancelledError:
+        if late and task.uncancel() == 0:
+            raise HandlerTimeoutError(limit) from None
+        raise
+    else:
+        if late:
+            task.uncancel()
+            raise HandlerTimeoutError(limit)
+        return answer
+    finally:
+        once.cancel()
+        twice.cancel()
+
+
 def is_async(call: Any) -> bool:
     """Whether calling it gives a coroutine: functions, methods, partials and objects with an async `__call__`."""
     while isinstance(call, functools.partial):
@@ -66,10 +98,10 @@ def name_of(call: Any) -> str:
     return getattr(call, "__name__", None) or type(call).__name__
 
 
-def check_handler(handler: Any, payload: Any) -> None:
-    """Refuse a handler that cannot take the message: not callable, not one argument, or annotated otherwise."""
+def check_handler(handler: Any, payload: Any, given: type = Message) -> None:
+    """Refuse a handler that cannot take what it is given: not callable, not one argument, or annotated otherwise."""
     if not callable(handler):
-        raise HandlerTypeError(f"{handler!r} is no handler; give a function that takes one Message")
+        raise HandlerTypeError(f"{handler!r} is no handler; give a function that takes one {given.__name__}")
     try:
         signature = inspect.signature(handler)
     except ValueError:
@@ -77,22 +109,26 @@ def check_handler(handler: Any, payload: Any) -> None:
     try:
         signature.bind(None)
     except TypeError as error:
-        raise HandlerTypeError(f"handler {name_of(handler)!r} must take one argument, the Message: {error}") from None
+        raise HandlerTypeError(
+            f"handler {name_of(handler)!r} must take one argument, the {given.__name__}: {error}"
+        ) from None
     parameter = next(iter(signature.parameters.values()))
     annotated = resolved(handler).get(parameter.name)
     if annotated is None:
         return
     origin = typing.get_origin(annotated) or annotated
-    if not (isinstance(origin, type) and (issubclass(Message, origin) or issubclass(origin, Message))):
+    if not (isinstance(origin, type) and (issubclass(given, origin) or issubclass(origin, given))):
         if isinstance(origin, type):
             raise HandlerTypeError(
-                f"handler {name_of(handler)!r} takes {origin.__name__}, but is given a Message; its payload is .payload"
+                f"handler {name_of(handler)!r} takes {origin.__name__}, but is given a {given.__name__}; "
+                f"the payload of a message is its .payload"
             )
         return
     (wanted,) = typing.get_args(annotated) or (Any,)
     if not fits(payload, wanted):
         raise HandlerTypeError(
-            f"handler {name_of(handler)!r} takes Message[{shown(wanted)}], but the payload class is {shown(payload)}"
+            f"handler {name_of(handler)!r} takes {origin.__name__}[{shown(wanted)}], "
+            f"but the payload class is {shown(payload)}"
         )
 
 

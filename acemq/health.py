@@ -14,6 +14,7 @@ import msgspec
 from acemq.clock import Clock
 from acemq.consuming import Consumer, ConsumerState
 from acemq.errors import AcemqError, ConfigurationError
+from acemq.receiving import Receiving
 from acemq.stats import Depths
 from acemq.transport import Phase, SubscriptionPhase, Transport, TransportError
 
@@ -30,6 +31,9 @@ REFUSAL_LIMIT = timedelta(seconds=1)
 _NOWHERE = "acemq.health"
 """A queue that nobody declares: asking whether it exists makes the broker answer and creates nothing."""
 _SEVERITY: dict[Status, int] = {"up": 0, "degraded": 1, "down": 2}
+
+
+Watched: TypeAlias = Consumer | Receiving[Any]
 
 
 class HealthPart(msgspec.Struct, frozen=True):
@@ -62,11 +66,11 @@ class Checks:
     """The parts of one connection. A part that raises or hangs is down by name, and keeps no other from its answer."""
 
     def __init__(
-        self, transport: Transport, depths: Depths, clock: Clock, consumers: Callable[[], Iterable[Consumer]]
+        self, transport: Transport, depths: Depths, clock: Clock, consumers: Callable[[], Iterable[Watched]]
     ) -> None:
         self._transport, self._depths, self._clock, self._consumers = transport, depths, clock, consumers
         self._own: dict[str, Check] = {}
-        self._waiting_since: dict[Consumer, float] = {}
+        self._waiting_since: dict[Watched, float] = {}
         """Since when work was seen waiting while nothing was fetched."""
 
     def add(self, name: str, check: Check) -> None:
@@ -118,10 +122,10 @@ class Checks:
 
     # Consumers
 
-    def _check_of(self, consumer: Consumer) -> Check:
+    def _check_of(self, consumer: Watched) -> Check:
         return lambda: self._consumer(consumer)
 
-    async def _consumer(self, consumer: Consumer) -> HealthPart:
+    async def _consumer(self, consumer: Watched) -> HealthPart:
         now, held = self._clock.now(), f"queue {consumer.queue!r}"
         subscription, link = consumer.subscription, self._transport.state
         if consumer.state is ConsumerState.STARTING or subscription is None:
@@ -135,11 +139,11 @@ class Checks:
             is_refused = is_linked and bool(subscription.error) and without >= REFUSAL_LIMIT
             status: Status = "down" if is_refused or without >= IDLE_LIMIT else "degraded"
             return _said(status, f"{held}: no subscription for {_seconds(without)}{reason}")
-        if consumer.stuck:
+        if isinstance(consumer, Consumer) and consumer.stuck:
             return _said("degraded", f"{held}: {len(consumer.stuck)} handlers run at twice their time limit")
         if consumer.mover.moves_failed_in_row:
             return _said("degraded", f"{held}: copies do not land; {consumer.mover.moves_failed_in_row} in a row")
-        if subscription.phase is SubscriptionPhase.PAUSED:
+        if consumer.state is ConsumerState.PAUSED or subscription.phase is SubscriptionPhase.PAUSED:
             return _said("up", f"{held}: paused")
         idle = await self._idle_for(consumer) if link.blocked is None else 0.0
         if idle >= IDLE_LIMIT.total_seconds():
@@ -148,7 +152,7 @@ class Checks:
             return _said("up", f"{held} keeps no count of deliveries: max_deliveries has no effect")
         return _said("up")
 
-    async def _idle_for(self, consumer: Consumer) -> float:
+    async def _idle_for(self, consumer: Watched) -> float:
         """Seconds since work was first seen waiting without anything being fetched."""
         self._waiting_since = {
             each: at for each, at in self._waiting_since.items() if each.state is not ConsumerState.CLOSED

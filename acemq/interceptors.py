@@ -181,6 +181,20 @@ class ConsumeChain:
         self, message: Message[Any], handle: Callable[[Message[Any]], Awaitable[object]], name: str
     ) -> object:
         """What the handler returned or raised, or `Refused`. Hooks are told, and change none of it."""
+        refused = await self.before(message)
+        if refused is not None:
+            return refused
+        try:
+            answer = await handle(message)
+        except (Exception, asyncio.CancelledError) as error:
+            if not _stopped_by_us(error):
+                await self.after(message, error, name)
+            raise
+        await self.after(message, answer, name)
+        return answer
+
+    async def before(self, message: Message[Any]) -> Refused | None:
+        """`None`: every `before_handle` has let it through."""
         for number, interceptor in enumerate(self._interceptors):
             try:
                 await _called(interceptor.before_handle(message))
@@ -190,17 +204,17 @@ class ConsumeChain:
                 self._listen(message, self._interceptors[:number])
                 return Refused(error)
         self._listen(message, self._interceptors)
-        try:
-            answer = await handle(message)
-        except (Exception, asyncio.CancelledError) as error:
-            if not _stopped_by_us(error):
-                await self._tell(message, "handle_failed", error)
-            raise
+        return None
+
+    async def after(self, message: Message[Any], answer: object, name: str) -> None:
+        """What the handler of that name returned or raised, for a message that was let through."""
+        if isinstance(answer, BaseException):
+            await self._tell(message, "handle_failed", answer)
+            return
         decision = ACCEPT if answer is None else answer
         if not isinstance(decision, Ack):
             decision = Ack.reject(bad_answer(name, answer))
         await self._tell(message, "after_handle", decision)
-        return answer
 
     async def _tell(self, message: Message[Any], place: str, said: object) -> None:
         for interceptor in reversed(self._interceptors):
@@ -208,7 +222,9 @@ class ConsumeChain:
                 hook = getattr(interceptor, place)
                 try:
                     await _called(hook(message, said))
-                except Exception as error:
+                except (Exception, asyncio.CancelledError) as error:
+                    if _stopped_by_us(error):
+                        raise
                     _reported(self._report, hook, error, message=message)
 
     def _listen(self, message: Message[Any], told: Sequence[ConsumeInterceptor]) -> None:
@@ -293,7 +309,7 @@ def _stopped_by_us(error: BaseException) -> bool:
 def _reported(
     report: Reporter,
     hook: Callable[..., object],
-    error: Exception,
+    error: BaseException,
     *,
     message: Message[Any] | None = None,
     draft: Draft | None = None,

@@ -172,6 +172,9 @@ Handler: TypeAlias = Callable[[Message[T]], Awaitable[Ack | None] | Ack | None]
 
 CURRENT: ContextVar[Message[Any] | None] = ContextVar("acemq_message", default=None)
 
+IN_BATCH: ContextVar[object | None] = ContextVar("acemq_batch", default=None)
+"""The batch in hand. It has no current message: what is published from it takes no correlation it was not given."""
+
 
 def current_message() -> Message[Any] | None:
     """The delivery that the running handler was given; `None` outside one."""

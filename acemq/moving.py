@@ -6,6 +6,7 @@ Every move of a message is made here: back to its own queue, onto a rung, to the
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Collection
 from datetime import timedelta
 from typing import Literal
 
@@ -126,6 +127,8 @@ class Mover:
         self.moves_failed_in_row = 0
         self._pauses: set[asyncio.Future[None]] = set()
         self._stopping = False
+        self._under_way = 0
+        self._rested: asyncio.Future[None] | None = None
 
     def stop_waiting(self) -> None:
         """End every wait, now and from now on, with `GivenBack`. Copies under way still finish."""
@@ -133,6 +136,13 @@ class Mover:
         for pause in self._pauses:
             if not pause.done():
                 pause.set_exception(GivenBack)
+
+    async def at_rest(self) -> None:
+        """Return when nothing is carried out any more."""
+        if self._under_way:
+            if self._rested is None:
+                self._rested = asyncio.get_running_loop().create_future()
+            await asyncio.shield(self._rested)
 
     async def accept(self, delivery: Delivery) -> bool:
         """The short way for what needs no copy. False: the broker no longer held it."""
@@ -144,11 +154,29 @@ class Mover:
             self.telemetry.settled(settlement.delivery.queue, settlement.verb, settled)
         return settled
 
+    async def accept_all(self, deliveries: Collection[Delivery]) -> None:
+        """The same for many, in one call."""
+        settled = await self.transport.settle([Settlement(delivery, Verb.ACCEPT) for delivery in deliveries])
+        for each, delivery in zip(settled, deliveries, strict=True):
+            if self.telemetry.metering:
+                self.telemetry.settled(delivery.queue, Verb.ACCEPT, each)
+            self._held(each, delivery)
+
     async def carry_out(self, decision: Decision, delivery: Delivery) -> tuple[Handled, bool]:
         """What happened, and whether the broker still held the delivery. Waits of a retry are spent in here.
 
         Cancelled before the copy, or ended by `GivenBack`, it leaves the delivery unsettled and its attempt as it was.
         """
+        self._under_way += 1
+        try:
+            return await self._carry_out(decision, delivery)
+        finally:
+            self._under_way -= 1
+            if not self._under_way and self._rested is not None:
+                self._rested.set_result(None)
+                self._rested = None
+
+    async def _carry_out(self, decision: Decision, delivery: Delivery) -> tuple[Handled, bool]:
         envelope = envelope_of(delivery, self.clock)
         row = decision.row
         match row.copy:
@@ -173,7 +201,8 @@ class Mover:
     async def _send_back(self, decision: Decision, delivery: Delivery, envelope: Envelope) -> tuple[Handled, bool]:
         can = self.transport.capabilities_of("queue", delivery.queue)
         copy = self._copy(decision, delivery, envelope)
-        delay = self.policy.jittered(decision.delay) if decision.row.case is Case.RETRY else decision.delay
+        policy = decision.policy or self.policy
+        delay = policy.jittered(decision.delay) if decision.row.case is Case.RETRY else decision.delay
         rewrites = decision.row.attempt == "unchanged" or can.requeue_rewrites
         if can.requeue_delay is not None and delay <= can.requeue_delay and rewrites:
             headers = copy.headers if can.requeue_rewrites else None
@@ -187,6 +216,8 @@ class Mover:
             if through_rung is not None:
                 return through_rung
             delay = min(decision.delay, IN_CONSUMER_LIMIT)
+        elif policy is not self.policy:
+            delay = min(delay, IN_CONSUMER_LIMIT)  # the waits of the consumer's own were checked when it was made
         await self._pause(delay.total_seconds())
         return await self._move(decision, delivery, copy, delay)
 

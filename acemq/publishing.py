@@ -32,7 +32,7 @@ from acemq.gate import PAUSED, Gate, WhenBlocked
 from acemq.headers import HeaderValue
 from acemq.ids import new_id
 from acemq.mapping import publish_error
-from acemq.message import CURRENT
+from acemq.message import CURRENT, IN_BATCH
 from acemq.passing import Passing
 from acemq.permits import Permits
 from acemq.telemetry import Telemetry, end_span
@@ -579,7 +579,7 @@ class Outbound:
         return ended
 
     def _check_usable(self) -> None:
-        if self._closed or (self._draining and CURRENT.get() is None):
+        if self._closed or (self._draining and CURRENT.get() is None and IN_BATCH.get() is None):
             raise ClosedError("the connection is closed, or not open yet; publish inside `async with acemq.connect(…)`")
         # A thread runs one loop at a time, so ours is the one; asking for the running one is a system call on 3.11.
         loop = self._loop

@@ -10,7 +10,7 @@ from acemq.clock import Clock
 from acemq.codec import Reader
 from acemq.errors import ClosedError
 from acemq.message import Message
-from acemq.moving import Mover
+from acemq.moving import GivenBack, Mover
 from acemq.settling import decide
 from acemq.transport import Delivery
 
@@ -67,6 +67,8 @@ class Pulled(Message[T_co]):
         decision = decide(ack, self.envelope, self._mover.policy, self.age, "pull")
         try:
             handled, held = await self._mover.carry_out(decision, self.delivery)
+        except GivenBack:
+            return False  # closed while it waited for its retry: it goes back with its attempt as it was
         except BaseException:
             self._settled = False  # cancelled before it took effect: still in hand
             raise

@@ -219,6 +219,8 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
     """Before the message is there again, without jitter."""
     rung: bool = False
     """The wait is spent in the broker, where that has rungs."""
+    policy: RetryPolicy | None = None
+    """Of a retry: the one that decided."""
     text: str | None = None
     """`x-acemq-error` of the copy; `None`: as it was."""
 
@@ -279,6 +281,7 @@ def _failed(
         error=why if isinstance(why, BaseException) else None,
         delay=delay,
         rung=waits_in_broker(delay, policy.broker_from),
+        policy=policy,
     )
 
 
@@ -321,3 +324,7 @@ class ConsumerCounters(msgspec.Struct):
 
     def count(self, word: str) -> None:
         setattr(self, word, getattr(self, word) + 1)
+
+    def __add__(self, other: ConsumerCounters) -> ConsumerCounters:
+        mine, theirs = msgspec.structs.astuple(self), msgspec.structs.astuple(other)
+        return ConsumerCounters(*map(sum, zip(mine, theirs, strict=True)))

@@ -103,11 +103,3 @@ class Depths:
     def close(self) -> None:
         for asking in self._asking.values():
             asking.cancel()
-
-
-def total(counters: Iterable[ConsumerCounters]) -> ConsumerCounters:
-    summed = ConsumerCounters()
-    for each in counters:
-        for word in ConsumerCounters.__struct_fields__:
-            setattr(summed, word, getattr(summed, word) + getattr(each, word))
-    return summed

@@ -7,13 +7,14 @@ connection is made.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import ClassVar, Literal, TypeAlias
 from weakref import WeakKeyDictionary
 
 import msgspec
 from opentelemetry import metrics, trace
+from opentelemetry.context import Context
 from opentelemetry.metrics import MeterProvider, Observation
 from opentelemetry.trace import Span, SpanKind, Status, StatusCode
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
@@ -168,11 +169,26 @@ class Telemetry:
             },
         )
 
-    def started(self) -> None:
-        self._in_flight.add(1)
+    def batch_span(self, queue: str, of: Sequence[Span]) -> Span:
+        """Open the span of a handler that is given many messages: a trace of its own, linked to the spans of each."""
+        return self._tracer.start_span(
+            f"{queue} process batch",
+            context=Context(),
+            kind=SpanKind.CONSUMER,
+            links=[trace.Link(span.get_span_context()) for span in of],
+            attributes={
+                "messaging.system": self._system,
+                "messaging.destination.name": queue,
+                "messaging.operation": "process",
+                "messaging.batch.message_count": len(of),
+            },
+        )
 
-    def ended(self) -> None:
-        self._in_flight.add(-1)
+    def started(self, count: int = 1) -> None:
+        self._in_flight.add(count)
+
+    def ended(self, count: int = 1) -> None:
+        self._in_flight.add(-count)
 
     def consumed(self, queue: str, type: str, outcome: str, attempt: int, seconds: float) -> None:
         tags = {"queue": queue, "message.type": type, "outcome": outcome}
@@ -325,6 +341,13 @@ def within_span(span: Span | None) -> AbstractContextManager[object]:
     if span is None:
         return nullcontext()
     return trace.use_span(span, record_exception=False, set_status_on_exception=False)
+
+
+def end_batch_span(span: Span, answer: object) -> None:
+    if isinstance(answer, BaseException):
+        span.record_exception(answer)
+        span.set_status(_FAILED)
+    span.end()
 
 
 def span_event(span: Span, name: str, attributes: Mapping[str, str | int]) -> None:

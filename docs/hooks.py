@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import acemq
-from acemq import connection, consuming, errors, publishing, telemetry, topology
+from acemq import connection, errors, publishing, telemetry, topology
+from acemq.consume_options import ConsumeOptions
 from acemq.opening import transport_for
 from acemq.settling import TABLE
 from acemq.transport import FOREVER, Capabilities
@@ -109,6 +110,7 @@ _CAPABILITIES: dict[str, Callable[[Capabilities], object]] = {
     "rung queues for long retry waits": lambda can: can.dead_letter_routes,
     "expiry of one message (`expires_in=`)": lambda can: can.expiry,
     "priority levels a queue may have": lambda can: can.priorities or None,
+    "exclusive consumers": lambda can: can.exclusive,
     "consumer priority": lambda can: can.consumer_priority,
     "`max_length` of a queue": lambda can: can.max_length,
     "longest time a delivery may be held": lambda can: can.hold_limit or FOREVER,
@@ -151,7 +153,7 @@ def publish_options() -> str:
 
 
 def consume_options() -> str:
-    return options_of(consuming.ConsumeOptions)
+    return options_of(ConsumeOptions)
 
 
 def queue_options() -> str:
@@ -253,6 +255,7 @@ def names() -> str:
 
 
 ALIASES = {
+    "BatchHandler": "Type alias: what `consume_batches()` calls, from `Batch[T]` to `Ack` or `None`, `async` or not.",
     "CredentialsSource": "Type alias: `Credentials`, or a function that returns them, `async` or not.",
     "Handler": "Type alias: what `consume()` calls, a function from `Message[T]` to `Ack` or `None`, `async` or not.",
     "HeaderValue": "Type alias: what a header may hold.",

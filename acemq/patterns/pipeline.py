@@ -14,7 +14,8 @@ from msgspec.structs import replace
 
 from acemq.ack import Ack
 from acemq.connection import Connection
-from acemq.consuming import ConsumeOptions, Consumer, Drained
+from acemq.consume_options import ConsumeOptions
+from acemq.consuming import Consumer, Drained
 from acemq.envelope import Envelope
 from acemq.errors import ConfigurationError, FatalError, PipelineTypeError, RouteError
 from acemq.handling import fits, is_async, name_of, resolved, shown

@@ -2,33 +2,25 @@ import asyncio
 import os
 
 import acemq
-from acemq import Ack, Message, PublishingPausedError, Topology
+from acemq import Message, Topology
 
 URL = os.environ.get("ACEMQ_URL", "memory://")
 
 
-def refuse(message: Message[str]) -> Ack:
-    return Ack.reject("not today")
+async def book(message: Message[int]) -> None: ...
 
 
 async def main() -> None:
     async with acemq.connect(URL) as mq:
-        await mq.declare(Topology().queue("orders"))
-        await mq.send("orders", "o-1")
-
-        mq.pause_publishing()
-        try:
-            await mq.send("orders", "o-2")
-        except PublishingPausedError as error:
-            print("paused, outcome:", error.outcome)
-
-        async with mq.consume("orders", str, refuse) as consumer:
-            while not consumer.counters.rejected:
+        await mq.declare(Topology().queue("bookings"))
+        async with mq.consume("bookings", int, book) as consumer:
+            consumer.pause()  # the carrier's interface is down for maintenance
+            await mq.send_many("bookings", range(5))
+            print(consumer.state, "handled:", consumer.counters.acked)
+            consumer.resume()
+            while consumer.counters.acked < 5:
                 await asyncio.sleep(0.01)
-        print("dead letters:", (await mq.depth("orders.dlq")).ready)
-
-        mq.resume_publishing()
-        print("again:", (await mq.send("orders", "o-2")).routed)
+            print("handled:", consumer.counters.acked)
 
 
 asyncio.run(main())

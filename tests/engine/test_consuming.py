@@ -277,6 +277,30 @@ async def test_m032_a_handler_that_swallows_its_cancellation_keeps_its_slot_and_
     await letter.accept()
 
 
+async def test_m032_the_others_are_handled_meanwhile_and_it_is_reported_once(
+    mq: AceMQ, queue: str, diagnostics: list[Diagnostic]
+) -> None:
+    release = asyncio.Event()
+
+    async def stubborn(message: Message[int]) -> None:
+        while message.payload == 0 and not release.is_set():
+            try:
+                await release.wait()
+            except asyncio.CancelledError:
+                continue
+
+    limit = timedelta(milliseconds=50)
+    async with mq.consume(
+        queue, int, stubborn, concurrency=2, handler_timeout=limit, retry=RetryPolicy.none()
+    ) as consumer:
+        await mq.send_many(queue, range(10))
+        await until(lambda: consumer.counters.acked == 9 and bool(diagnostics))
+        assert [(each.name, each.level, each.attempt) for each in diagnostics] == [("acemq.handler.stuck", "error", 1)]
+        assert consumer.in_flight == 1
+        release.set()
+        await until(lambda: consumer.counters.dead_lettered == 1)
+
+
 async def test_m037_pull_answers_none_after_its_wait_and_never_an_error(mq: AceMQ, queue: str) -> None:
     began = time.monotonic()
     assert await mq.pull(queue, int, wait=timedelta(milliseconds=200)) is None

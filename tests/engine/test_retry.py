@@ -4,12 +4,24 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
 import acemq
-from acemq import AceMQ, Ack, CapabilityError, Diagnostic, Envelope, Message, MovableClock, RetryPolicy, Topology
+from acemq import (
+    AceMQ,
+    Ack,
+    CapabilityError,
+    ConfigurationError,
+    Diagnostic,
+    Envelope,
+    Message,
+    MovableClock,
+    RetryPolicy,
+    Topology,
+)
 from acemq.transport import Outgoing
 from acemq.transports.memory import MemoryBroker, Profile
 from tests.waiting import until
@@ -262,3 +274,73 @@ async def test_an_expiry_outlives_a_retry(mq: AceMQ, clock: MovableClock) -> Non
         await clock.advance(60 * SECOND)
     assert failing.attempts == [1, 2]
     assert (await mq.depth("short.dlq")).ready == 1
+
+
+async def test_retry_for_decides_for_one_failure_and_all_failures_share_one_count(
+    mq: AceMQ, clock: MovableClock
+) -> None:
+    asked: list[tuple[int, int, str]] = []
+    ended: dict[int, list[int]] = {1: [], 2: [], 3: []}
+
+    def soon_for_time_outs(message: Message[Any], error: BaseException) -> RetryPolicy | None:
+        asked.append((message.payload, message.attempt, type(error).__name__))
+        return RetryPolicy.fixed(2, SECOND) if isinstance(error, TimeoutError) else None
+
+    async def fail(message: Message[int]) -> Ack | None:
+        ended[message.payload].append(message.attempt)
+        if message.payload == 1 or (message.payload == 3 and message.attempt == 3):
+            raise TimeoutError("too slow")
+        if message.attempt == 2:
+            return Ack.retry(ValueError("boom"))
+        raise ValueError("boom")
+
+    policy = RetryPolicy.exponential(5, first=SECOND)
+    async with mq.consume("q", int, fail, retry=policy, retry_for=soon_for_time_outs) as consumer:
+        await mq.send_many("q", [1, 2, 3])
+        await clock.advance(timedelta(minutes=2))
+        assert consumer.counters.dead_lettered == 3
+    assert ended == {1: [1, 2], 2: [1, 2, 3, 4, 5], 3: [1, 2, 3]}
+    assert (2, 2, "ValueError") in asked
+    reasons = {letter.payload: letter.failure for letter in await mq.pull_many("q.dlq", int)}
+    assert {payload: failure.text for payload, failure in reasons.items() if failure} == {
+        1: "exhausted 2 attempts: too slow",
+        2: "exhausted 5 attempts: boom",
+        3: "exhausted 3 attempts: too slow",
+    }
+
+
+async def test_the_wait_of_retry_for_is_the_one_that_is_waited(mq: AceMQ, clock: MovableClock) -> None:
+    failing = Failing(clock)
+    hasty = RetryPolicy.fixed(3, 7 * SECOND).with_jitter(0)
+    policy = RetryPolicy.exponential(3, first=SECOND, jitter=0.5)
+    async with mq.consume("q", int, failing, retry=policy, retry_for=lambda message, error: hasty):
+        await mq.send("q", 1)
+        await clock.advance(timedelta(minutes=1))
+    assert failing.waits == [7, 7]
+
+
+@pytest.mark.parametrize("answer", ["raises", "a number"])
+async def test_a_retry_for_that_fails_is_reported_and_leaves_it_to_the_consumer(
+    mq: AceMQ, clock: MovableClock, diagnostics: list[Diagnostic], answer: str
+) -> None:
+    def broken(message: Message[Any], error: BaseException) -> Any:
+        if answer == "raises":
+            raise KeyError("no such tenant")
+        return 3
+
+    failing = Failing(clock)
+    async with mq.consume("q", int, failing, retry=RetryPolicy.fixed(2, SECOND), retry_for=broken) as consumer:
+        await mq.send("q", 1)
+        await clock.advance(timedelta(minutes=1))
+        assert consumer.counters.dead_lettered == 1
+    assert failing.attempts == [1, 2]
+    said = [each for each in diagnostics if each.name == "acemq.interceptor.failed"]
+    assert [(each.level, each.queue, each.attempt) for each in said] == [("warning", "q", 1), ("warning", "q", 2)]
+    assert ("KeyError" if answer == "raises" else "gave a int") in said[0].message
+
+
+async def test_a_retry_for_that_must_be_awaited_is_refused_at_the_call(mq: AceMQ) -> None:
+    async def later(message: Message[Any], error: BaseException) -> None: ...
+
+    with pytest.raises(ConfigurationError, match="retry_for"):
+        mq.consume("q", int, Failing(MovableClock()), retry_for=later)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]

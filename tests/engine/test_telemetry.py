@@ -22,6 +22,7 @@ import acemq
 from acemq import (
     AceMQ,
     Ack,
+    Batch,
     BatchPublishError,
     Draft,
     Message,
@@ -403,3 +404,35 @@ async def test_without_an_sdk_no_span_is_made_and_no_instrument_called(
         assert receipt.routed
         assert not [task for task in asyncio.all_tasks() if "asks for depths" in task.get_name()]
         await mq.delete(name)
+
+
+async def test_a_batch_has_a_span_for_each_message_and_one_for_its_handler_linked_to_them(
+    spans: InMemorySpanExporter, reader: InMemoryMetricReader, name: str
+) -> None:
+    inside: list[int] = []
+
+    async def load(batch: Batch[int]) -> None:
+        inside.append(trace.get_current_span().get_span_context().span_id)
+        batch.settle(batch[2], Ack.park("why"))
+
+    async with acemq.connect(f"memory://{name}") as mq:
+        await mq.declare(Topology().queue("q"))
+        await mq.send_many("q", [1, 2, 3])
+        async with mq.consume_batches("q", int, load, most=3) as consumer:
+            await until(lambda: consumer.counters.acked == 2 and consumer.counters.parked == 1)
+    whole = named(spans, "q process batch")
+    assert whole.context is not None
+    assert inside == [whole.context.span_id]
+    assert whole.parent is None
+    each = [span for span in spans.get_finished_spans() if span.name == "q process"]
+    assert {link.context.span_id for link in whole.links} == {span.context.span_id for span in each if span.context}
+    assert sorted(str((span.attributes or {})["messaging.acemq.outcome"]) for span in each) == [
+        *("acked", "acked", "parked")
+    ]
+    published = {
+        span.context.span_id for span in spans.get_finished_spans() if span.name == "q publish" and span.context
+    }
+    assert {span.parent.span_id for span in each if span.parent} == published
+    counted = {tags["outcome"]: count for tags, count in points(reader)["acemq.consume.total"]}
+    assert counted == {"acked": 2, "parked": 1}
+    assert sum(count for _, count in points(reader)["acemq.consume.in.flight"]) == 0

@@ -237,8 +237,6 @@ async def test_options_that_are_not_known_or_cannot_be_had_are_refused(dial: Dia
         await broker.subscribe(queue, Recorder(), prefetch=1, options={"nmae": "x"})
     with pytest.raises(ConfigurationError, match="prefetch"):
         await broker.subscribe(queue, Recorder(), prefetch=0)
-    with pytest.raises(CapabilityError, match="exclusive"):
-        await broker.subscribe(queue, Recorder(), prefetch=1, exclusive=True)
     with pytest.raises(CapabilityError, match="offset"):
         await broker.subscribe(queue, Recorder(), prefetch=1, options={"offset": "first"})
     with pytest.raises(CapabilityError, match="lease"):

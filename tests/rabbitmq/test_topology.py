@@ -176,7 +176,7 @@ async def test_capabilities_are_exact_per_queue(broker: Transport, declare: Decl
     quorum, levels = broker.capabilities_of("queue", name), broker.capabilities_of("queue", f"{name}-r")
     assert (quorum.counts_deliveries, quorum.priorities) == (True, 0)
     assert (levels.counts_deliveries, levels.priorities, levels.requeue_place) == (False, 5, "head")
-    assert not broker.capabilities.exclusive
+    assert broker.capabilities.exclusive
     hash(broker.capabilities)
 
 

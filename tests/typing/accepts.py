@@ -6,7 +6,21 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import TypedDict, assert_type
 
-from acemq import AceMQ, Ack, Message, Pipeline, Publisher, Pulled, one_of
+from acemq import (
+    AceMQ,
+    Ack,
+    Batch,
+    Consumer,
+    ConsumerGroup,
+    Message,
+    Opening,
+    Pipeline,
+    Publisher,
+    Pulled,
+    Receiving,
+    RetryPolicy,
+    one_of,
+)
 
 
 @dataclass
@@ -56,6 +70,18 @@ async def note(message: Message[Order]) -> Ack | None:
 def note_plainly(message: Message[Order]) -> None: ...
 
 
+async def load(batch: Batch[Order]) -> None:
+    batch.settle(batch[0], Ack.accept())
+
+
+def load_plainly(batch: Batch[Order]) -> Ack:
+    return Ack.accept() if all(message.payload.id for message in batch[1:]) else Ack.reject()
+
+
+def fewer_for_time_outs(message: Message[object], error: BaseException) -> RetryPolicy | None:
+    return RetryPolicy.none() if isinstance(error, TimeoutError) else None
+
+
 async def note_rows(message: Message[Row]) -> None: ...
 
 
@@ -84,10 +110,24 @@ def consumers(mq: AceMQ) -> None:
     mq.consume("orders", one_of(Order, Priced, names={"order": Order, "priced": Priced}), note_either)
     mq.consume("orders", Order, lambda message: print(message.payload.id))
     mq.consume("orders", Order, note, concurrency=4, handler_timeout=timedelta(minutes=1))
+    mq.consume("orders", Order, note, retry_for=fewer_for_time_outs, exclusive=True)
+    assert_type(mq.consume_group("orders", Order, note, size=3), Opening[ConsumerGroup])
+
+
+def batches(mq: AceMQ) -> None:
+    assert_type(mq.consume_batches("orders", Order, load), Opening[Consumer])
+    mq.consume_batches("orders", RushOrder, load)
+    mq.consume_batches("orders", Order, load_plainly, most=50, within=timedelta(seconds=1), concurrency=2)
+    mq.consume_batches("orders", Order, lambda batch: print(batch[0].payload.id, len(batch)))
 
 
 async def in_hand(mq: AceMQ) -> None:
     assert_type(await mq.pull("orders", Order), Pulled[Order] | None)
+    async with mq.receive("orders", Order, prefetch=5) as receiving:
+        assert_type(receiving, Receiving[Order])
+        async for pulled in receiving:
+            assert_type(pulled, Pulled[Order])
+            assert_type(await pulled.accept(), bool)
     publisher = mq.publisher("orders-events", "order.placed", Order)
     assert_type(publisher, Publisher[Order])
     await publisher.publish(RushOrder("o-1", "c"))

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from acemq import AceMQ, Message
-from tests.typing.accepts import Order, Priced, Shipped, maybe, note, price, ship
+from acemq import AceMQ, Batch, Message
+from tests.typing.accepts import Order, Priced, Shipped, load, maybe, note, price, ship
 
 
 async def wants_shipped(shipped: Shipped) -> None: ...
 async def of_priced(message: Message[Priced]) -> None: ...
+async def batch_of_priced(batch: Batch[Priced]) -> None: ...
 async def gives_text(message: Message[Order]) -> str:
     return ""
 
@@ -30,12 +31,32 @@ def consumers(mq: AceMQ) -> None:
     mq.consume("o", Order, lambda message: message.payload.idd)  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType, reportUnknownLambdaType]
     mq.consume("o", Order, note, concurrency="4")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     mq.consume("o", Order, note, prefech=4)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+    mq.consume("o", Order, note, retry_for=3)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    mq.consume_group("o", Order, note)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+    mq.consume_group("o", Order, of_priced, size=2)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+
+
+def batches(mq: AceMQ) -> None:
+    mq.consume_batches("o", Order, batch_of_priced)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    mq.consume_batches("o", Priced, load)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    mq.consume_batches("o", Order, note)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    mq.consume_batches("o", Order, load, within=0.2)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+
+
+async def settled(batch: Batch[Order]) -> None:
+    batch.settle(batch[0], "accept")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    for message in batch:
+        cents: int = message.payload  # type: ignore[assignment]  # pyright: ignore[reportAssignmentType]
+        print(cents)
 
 
 async def in_hand(mq: AceMQ) -> None:
     publisher = mq.publisher("orders-events", "order.placed", Order)
     await publisher.publish(Priced(1))  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     await mq.send("o", Order("1"), delay=5)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    async with mq.receive("o", Order) as receiving:
+        priced: Priced = (await anext(receiving)).payload  # type: ignore[assignment]  # pyright: ignore[reportAssignmentType]
+        print(priced)
     pulled = await mq.pull("o", Order)
     if pulled:
         cents: int = pulled.payload  # type: ignore[assignment]  # pyright: ignore[reportAssignmentType]

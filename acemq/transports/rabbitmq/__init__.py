@@ -8,6 +8,7 @@ It stands on aiormq's connection and channel. What comes once a message goes pas
     lane.py       the tap in its byte stream                   frames.py, table.py  what is read and written there
     publish.py    the confirm channel                          confirms.py      who waits for which tag
     receive.py    subscriptions, kept                          consumer.py      one registration of one
+    owner.py      the only consumer of a queue
     pull.py       basic.get                                    incoming.py, ledger.py  what both share
     topology.py   declaring, counting, deleting                drift.py         comparing
 """

@@ -24,6 +24,7 @@ OWN = Capabilities(
     priorities=256,
     hold_limit=timedelta(minutes=30),
     fenced=True,
+    exclusive=True,
     consumer_priority=True,
     max_length=True,
     max_message=frames.MAX_MESSAGE,
@@ -33,7 +34,8 @@ OWN = Capabilities(
         "Priorities are those of classic queues declared with priorities=.",
         "Deliveries are counted by quorum queues, from which RabbitMQ 4 drops or dead-letters a message after 20.",
         "hold_limit is the broker's consumer_timeout, by default.",
-        "Exclusive consumers and streams are not built yet.",
+        "Exclusive consumers take turns by a queue acemq.owner.{queue}; it keeps out those that know of it.",
+        "Streams are not built yet.",
     ),
 )
 """Of a transport with a connection of its own for publishing."""

@@ -11,11 +11,12 @@ from aiormq.abc import ArgumentsType, DeliveredMessage
 
 from acemq.errors import CapabilityError, ConfigurationError
 from acemq.headers import HeaderValue, check
-from acemq.transport import Delivery, Verb
+from acemq.transport import Delivery, Settlement, Verb
 
 from . import frames
 from .incoming import IncomingChannel
 from .lane import End
+from .ledger import settle
 from .session import ANSWER_LIMIT, Session, ask, close_channel
 
 _OPTIONS = ("name", "priority", "arguments")
@@ -134,6 +135,13 @@ class Consumer(IncomingChannel):
             self.session.lane.write(frames.cancel(self.channel.number, self._owner.name))
             self.channel.consumers.pop(self._owner.name, None)  # else aiormq would not register it again
         self.is_registered = False
+
+    def give_back(self) -> None:
+        """What has arrived and was not handed out, for somebody else."""
+        waiting, self._waiting = self._waiting, []
+        if self.is_usable:
+            for delivery in waiting:
+                settle(Settlement(delivery, Verb.REQUEUE))
 
     def method(self, method: int, data: bytes, at: int, end: int) -> bool:
         if method == frames.BASIC_CANCEL:

@@ -48,6 +48,7 @@ from .bell import keep
 from .consumer import ConsumeOptions
 from .link import Link
 from .login import Login
+from .owner import Owner
 from .publish import Publisher
 from .pull import Pullers
 from .receive import Subscription
@@ -79,6 +80,7 @@ class _Running:
         self.topology = BrokerTopology(self.links[-1], clock)
         self.publisher = Publisher(self.links[0], clock, look=self.topology.look_at_exchange)
         self.subscriptions: set[Subscription] = set()
+        self.owners: dict[str, Owner] = {}
         self.pullers = Pullers(self.links[-1], self.topology)
         self.publishing: asyncio.Task[None] | None = None
 
@@ -325,8 +327,6 @@ class RabbitMQ:
         running = self._enter()
         if not 1 <= prefetch <= 65535:
             raise ConfigurationError(f"prefetch={prefetch} must be from 1 to 65535")
-        if exclusive:
-            raise CapabilityError("rabbitmq", "exclusive", "exclusive", "It is not built yet")
         _refuse_lease(lease)
         wanted = ConsumeOptions.read(options or {})
         subscription = Subscription(
@@ -338,6 +338,7 @@ class RabbitMQ:
             link=running.links[-1],
             clock=self._clock,
             topology=running.topology,
+            owner=Owner(queue, running.owners) if exclusive else None,
             on_closed=running.subscriptions.discard,
         )
         running.subscriptions.add(subscription)

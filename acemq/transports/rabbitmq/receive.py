@@ -29,6 +29,7 @@ from .bell import Bell, keep
 from .consumer import ConsumeOptions, Consumer, Topology
 from .lane import End
 from .link import Link
+from .owner import LOOK, REPORT_AFTER, RETRY, STAND_BACK, Owner
 from .session import Session
 
 log = logging.getLogger("acemq.rabbitmq")
@@ -62,12 +63,17 @@ class Subscription:
         link: Link,
         clock: Clock,
         topology: Topology,
+        owner: Owner | None,
         on_closed: Callable[[Subscription], None],
     ) -> None:
+        """`owner`: of an exclusive subscription."""
         self.queue, self.prefetch, self.name, self.options, self.topology = queue, prefetch, name, options, topology
         self._sink, self._link, self._clock, self._on_closed = sink, link, clock, on_closed
         self._state = SubscriptionState(phase=SubscriptionPhase.RECOVERING, since=clock.now(), generation=0)
         self._wanted = _Wanted.DELIVERIES
+        self._owner = owner
+        self._waits_since: float | None = None
+        """Since when it owns the queue, and others consume from it nevertheless."""
         self._has_begun = False
         self._consumer: Consumer | None = None
         self._keeping: asyncio.Task[None] | None = None
@@ -92,6 +98,7 @@ class Subscription:
             self._wanted = _Wanted.PAUSE
             if self._consumer is not None:
                 self._consumer.cancel()
+                self._consumer.give_back()
             self._now(SubscriptionPhase.PAUSED, soon=True)
 
     def resume(self) -> None:
@@ -115,6 +122,14 @@ class Subscription:
         consumer = self.forget()
         if consumer is not None:
             await consumer.close()
+        if self._owner is not None:
+            await self._link.finish(self._release(self._owner))
+
+    async def _release(self, owner: Owner) -> None:
+        try:
+            await owner.release()
+        except AcemqError as error:
+            log.warning("%r: %s is left to the end of the connection: %s", self.queue, owner.name, error)
 
     def forget(self) -> Consumer | None:
         """The end, but for the channel: settling what is held is in vain from here on."""
@@ -139,11 +154,18 @@ class Subscription:
                     session = await self._link.live()
             except TimeoutError:
                 raise NotConnected(f"no link to subscribe to {self.queue!r} on: {self._link.last_error}") from None
-            await self._register(session)
+            if self._owner is not None:
+                await self._owner.others(session)
+            if await self._comes_first(session):
+                await self._register(session)
+            else:
+                self._now(SubscriptionPhase.WAITING)
             if self._wanted >= _Wanted.STOP:
                 raise ClosedError(f"the subscription to {self.queue!r} was closed while it was opened")
         except BaseException:
             self.forget()
+            if self._owner is not None:
+                self._link.start(self._release(self._owner))
             raise
         self._keeping = keep(self._keep(), self.name)
 
@@ -196,6 +218,8 @@ class Subscription:
                 await self._news.heard()
                 continue
             session = await self._link.live()
+            if not await self._may_register(session):
+                continue
             pause = self._not_before - self._clock.monotonic()
             if session is tried and pause > 0:
                 await self._news.heard(within=pause)
@@ -209,6 +233,54 @@ class Subscription:
                 self._failed(error, session)
             else:
                 log.info("%r: subscribed again as %r", self.queue, self.name)
+
+    async def _comes_first(self, session: Session) -> bool:
+        """Whether nobody else may consume, or none has to be kept out."""
+        owner = self._owner
+        if owner is None or owner.may_consume_on(session):
+            return True
+        return (owner.owns_on(session) or await owner.take(session)) and not await owner.others(session)
+
+    async def _may_register(self, session: Session) -> bool:
+        """False when it is worth asking again: it stands by until then."""
+        owner = self._owner
+        if owner is None or owner.may_consume_on(session):
+            return True
+        if owner.has_lost:
+            # Whoever stands by is sure to work, and we have just shown that we may not.
+            self._now(SubscriptionPhase.WAITING)
+            await self._news.heard(within=random.uniform(*STAND_BACK))
+            owner.stand_back()
+            return False
+        try:
+            comes_first = await self._link.finish(self._comes_first(session))
+        except QueueMissing:
+            return True  # registering has an answer to that
+        except AcemqError as error:
+            self._failed(error, session)
+            await self._news.heard(within=random.uniform(*_SPACED))
+            return False
+        if comes_first:
+            self._waits_since = None
+            return True
+        self._now(SubscriptionPhase.WAITING)
+        if owner.owns_on(session):
+            self._say_others()
+            await self._news.heard(within=LOOK)
+        else:
+            self._waits_since = None
+            await self._news.heard(within=random.uniform(*RETRY))
+        return False
+
+    def _say_others(self) -> None:
+        now = asyncio.get_running_loop().time()
+        if self._waits_since is None:
+            self._waits_since = now
+        if now - self._waits_since >= REPORT_AFTER and self._state.error is None:
+            text = f"queue {self.queue!r} has other consumers, which keep its exclusive one waiting; stop them"
+            log.warning("%r: %s", self.name, text)
+            self._state = replace(self._state, error=text)
+            self._tell_changed(self.state)
 
     async def _register_or_restore(self, session: Session) -> None:
         before = self._consumer
@@ -292,7 +364,7 @@ class Subscription:
             return
         error = self._state.error if phase is SubscriptionPhase.RECOVERING else None
         self._state = replace(self._state, phase=phase, since=self._clock.now(), error=error)
-        if not self._state.generation:
+        if not self._state.generation and self._keeping is None:
             return  # it never came to be
         if soon:
             asyncio.get_running_loop().call_soon(self._tell_changed, self.state)

@@ -1,0 +1,86 @@
+"""What was fetched and not started, and how long a pause may keep it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Collection
+from datetime import timedelta
+
+from acemq.clock import Clock, Timer
+from acemq.transport import Delivery, Settled, Settlement, Subscription, Transport, Verb
+
+log = logging.getLogger("acemq")
+
+KEPT = timedelta(seconds=60)
+"""For so long a pause keeps what was fetched: a short one costs nothing, a long one withholds nothing from others."""
+
+
+class Holding:
+    """The deliveries of one subscription that nobody has started yet."""
+
+    def __init__(self, queue: str, transport: Transport, clock: Clock) -> None:
+        self.ready: deque[Delivery] = deque()
+        """The same object for ever."""
+        self.paused = False
+        self._queue, self._transport, self._clock = queue, transport, clock
+        self._subscription: Subscription | None = None
+        self._timer: Timer | None = None
+        self._giving_back: set[asyncio.Task[object]] = set()
+
+    def add(self, batch: Collection[Delivery]) -> None:
+        self.ready.extend(batch)
+        if self.paused and self._timer is None:
+            self._keep()
+
+    def drop(self, gone: Collection[Delivery]) -> None:
+        """The broker has taken these back."""
+        left = [delivery for delivery in self.ready if delivery not in gone]
+        self.ready.clear()
+        self.ready.extend(left)
+
+    def pause(self, subscription: Subscription | None) -> None:
+        """Nothing new is fetched; what is here goes back, with its attempt, unless it goes on within `KEPT`."""
+        if self.paused:
+            return
+        self.paused, self._subscription = True, subscription
+        if subscription is not None:
+            subscription.pause()
+        self._keep()
+
+    def resume(self) -> None:
+        if not self.paused:
+            return
+        self.end()
+        if self._subscription is not None:
+            self._subscription.resume()
+
+    def end(self) -> None:
+        """Forget the pause, and leave the subscription as it is."""
+        self.paused = False
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _keep(self) -> None:
+        self._timer = self._clock.call_later(KEPT.total_seconds(), self._give_back)
+
+    def _give_back(self) -> None:
+        self._timer = None
+        if not self.paused or not self.ready:
+            return
+        batch = [Settlement(delivery, Verb.REQUEUE) for delivery in self.ready]
+        self.ready.clear()
+        giving_back = asyncio.ensure_future(self._requeue(batch))
+        self._giving_back.add(giving_back)
+        giving_back.add_done_callback(self._giving_back.discard)
+
+    async def _requeue(self, batch: list[Settlement]) -> None:
+        try:
+            answers = await self._transport.settle(batch)
+        except Exception:
+            log.exception("what a paused consumer of %s held could not be given back", self._queue)
+            return
+        if failed := sum(answer is Settled.FAILED for answer in answers):
+            log.warning("%d deliveries of %s could not be given back; the broker still has them", failed, self._queue)

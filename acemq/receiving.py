@@ -1,0 +1,181 @@
+"""Held deliveries, pushed: what `pull` gives one at a time, as an async iterator."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Sequence
+from datetime import timedelta
+from typing import Any, Generic, Self, TypeVar
+
+from acemq.codec import Reader
+from acemq.consuming import CLOSING, ConsumerState, Drained, state_in, until
+from acemq.errors import AcemqError
+from acemq.holding import Holding
+from acemq.mapping import public_error
+from acemq.moving import Mover
+from acemq.pulling import Pulled
+from acemq.telemetry import CONSUMER_LOST, Diagnostic
+from acemq.transport import Delivery, LostBy, Subscription, SubscriptionState
+
+T_co = TypeVar("T_co", covariant=True)
+
+
+class Receiving(AsyncIterator[Pulled[T_co]], Generic[T_co]):
+    """Messages of a queue in its order, each settled by hand, in any order and from any task.
+
+    Made by `Connection.receive`. At most `prefetch` of them are unsettled. The iteration ends when it is closed; what
+    is unsettled then goes back with its attempt, and settling it later gives `False`.
+    """
+
+    def __init__(
+        self,
+        queue: str,
+        *,
+        name: str,
+        reader: Reader[T_co],
+        mover: Mover,
+        prefetch: int,
+        drain_timeout: Callable[[], timedelta],
+        ended: Callable[[Receiving[Any]], None],
+    ) -> None:
+        self.queue, self.name = queue, name
+        self.last_error: str | None = None
+        self.counters, self.mover = mover.counters, mover
+        self.fetched_at = mover.clock.monotonic()
+        self._reader, self._mover, self._prefetch = reader, mover, prefetch
+        self._drain_timeout, self._ended = drain_timeout, ended
+        self._holding = Holding(queue, mover.transport, mover.clock)
+        self._turns: deque[asyncio.Future[None]] = deque()
+        self._subscription: Subscription | None = None
+        self._closed = False
+        self._drained: asyncio.Future[Drained] | None = None
+
+    @property
+    def state(self) -> ConsumerState:
+        if self._closed:
+            is_draining = self._drained is not None and not self._drained.done()
+            return ConsumerState.DRAINING if is_draining else ConsumerState.CLOSED
+        if self._subscription is None:
+            return ConsumerState.STARTING
+        return ConsumerState.PAUSED if self._holding.paused else state_in(self._subscription.state.phase)
+
+    @property
+    def subscription(self) -> SubscriptionState | None:
+        """The broker's side of it; `None` before it has started."""
+        return None if self._subscription is None else self._subscription.state
+
+    @property
+    def in_flight(self) -> int:
+        """Handed out and not settled yet."""
+        return 0 if self._subscription is None else max(self._subscription.state.held - self.held, 0)
+
+    @property
+    def held(self) -> int:
+        """Fetched, and not handed out yet."""
+        return len(self._holding.ready)
+
+    async def start(self) -> Self:
+        """Return when the broker has accepted the subscription."""
+        try:
+            self._subscription = await self._mover.transport.subscribe(
+                self.queue, self, prefetch=self._prefetch, options={"name": self.name}
+            )
+        except AcemqError as error:
+            raise public_error(error) from error
+        return self
+
+    def pause(self) -> None:
+        """Hand out nothing more, and fetch nothing more.
+
+        What was fetched is kept for 60 s and then given back with its attempt. What was handed out is settled as ever.
+        """
+        if not self._closed:
+            self._holding.pause(self._subscription)
+
+    def resume(self) -> None:
+        """Go on where it was paused."""
+        if not self._closed:
+            self.fetched_at = self._mover.clock.monotonic()
+            self._holding.resume()
+            self._wake(len(self._holding.ready))
+
+    # The iterator
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Pulled[T_co]:
+        ready = self._holding.ready
+        while not self._closed:
+            if ready and not self._holding.paused:
+                return Pulled(ready.popleft(), self._reader, self._mover, self._mover.clock)
+            turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._turns.append(turn)
+            try:
+                await turn
+            except asyncio.CancelledError:
+                if turn.done() and not turn.cancelled():
+                    self._wake(1)  # it was somebody's turn, and now it is another's
+                raise
+        raise StopAsyncIteration
+
+    def _wake(self, wanted: int) -> None:
+        while wanted and self._turns:
+            turn = self._turns.popleft()
+            if not turn.done():
+                turn.set_result(None)
+                wanted -= 1
+
+    # The sink: plain calls by the transport
+
+    def deliver(self, batch: Sequence[Delivery], /) -> None:
+        self.fetched_at = self._mover.clock.monotonic()
+        self._holding.add(batch)
+        self._wake(len(batch))
+
+    def lost(self, batch: Sequence[Delivery], by: LostBy, /) -> None:
+        self._holding.drop(set(batch))
+
+    def changed(self, state: SubscriptionState, /) -> None:
+        if state.error is not None and state.error != self.last_error:
+            self._mover.report(Diagnostic(CONSUMER_LOST, "warning", state.error, self.queue))
+        self.last_error = state.error
+
+    # Stopping
+
+    async def close(self) -> Drained:
+        """The same as `drain()`."""
+        return await self.drain()
+
+    async def drain(self, timeout: timedelta | None = None) -> Drained:
+        """Stop fetching, let copies under way land, give back what is unsettled. Idempotent, bounded by `timeout`."""
+        if self._drained is not None:
+            return await asyncio.shield(self._drained)
+        self._drained = asyncio.get_running_loop().create_future()
+        budget = self._drain_timeout() if timeout is None else timeout
+        result = Drained(finished=False)
+        try:
+            result = await self._drain(time.monotonic() + budget.total_seconds())
+        finally:
+            self._drained.set_result(result)
+        return result
+
+    async def _drain(self, end: float) -> Drained:
+        subscription, given_back, finished = self._subscription, 0, True
+        self._closed = True
+        self._holding.end()
+        self._wake(len(self._turns))
+        try:
+            self._mover.stop_waiting()
+            if subscription is not None:
+                await until(end, subscription.stop())
+            finished = await until(end, self._mover.at_rest())
+        finally:
+            self._holding.ready.clear()
+            if subscription is not None:
+                given_back = subscription.state.held
+                await until(max(end, time.monotonic()) + CLOSING, subscription.close())
+            self._ended(self)
+        return Drained(finished=finished, given_back=given_back)
