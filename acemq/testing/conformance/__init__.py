@@ -1,0 +1,26 @@
+"""Prove a transport with the scenarios that ours pass.
+
+    class TestMine(TransportConformance):
+        def make(self, **options: object) -> MyTransport:
+            return MyTransport("mine://localhost:7000/test", **options)
+
+Then run pytest. Scenarios are inherited plain test functions; each runs an event loop of its own, in debug mode and with
+warnings as errors. What the transport declares is run, what it does not declare must be refused, and what a hook is
+missing for is skipped, loudly.
+"""
+
+from acemq.testing.conformance.hooks import Faults, Hooks, Impossible, NotSupplied, Transaction
+from acemq.testing.conformance.suite import KIT, SmallConformance, TransportConformance
+from acemq.testing.conformance.timing import Timing
+
+__all__ = [
+    "KIT",
+    "Faults",
+    "Hooks",
+    "Impossible",
+    "NotSupplied",
+    "SmallConformance",
+    "Timing",
+    "Transaction",
+    "TransportConformance",
+]

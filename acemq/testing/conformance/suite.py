@@ -1,0 +1,43 @@
+"""The suites: all scenarios, and the small part of them that a small transport passes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from acemq.testing.conformance.bodies import Bodies
+from acemq.testing.conformance.hooks import Hooks
+from acemq.testing.conformance.leases import Leases
+from acemq.testing.conformance.opening import Opening
+from acemq.testing.conformance.publishing import Publishing
+from acemq.testing.conformance.receiving import Receiving
+from acemq.testing.conformance.routing import Routing
+from acemq.testing.conformance.scenario import Scenario
+from acemq.testing.conformance.settling import Settling
+from acemq.testing.conformance.topology import TopologyScenarios
+
+KIT = 1
+"""Of a report. It grows whenever a scenario changes its meaning."""
+
+
+class TransportConformance(
+    Opening,
+    Publishing,
+    Bodies,
+    TopologyScenarios,
+    Routing,
+    Receiving,
+    Settling,
+    Leases,
+):
+    """Inherit it, define `make`, and run pytest: capabilities and hooks choose what runs."""
+
+
+class SmallConformance(Hooks):
+    """What any transport can pass: one message, a batch, bodies, headers, queues, settling. No faults, no time."""
+
+
+for _name in dir(TransportConformance):
+    _test: Any = getattr(TransportConformance, _name)
+    _which: object = getattr(_test, "scenario", None)
+    if isinstance(_which, Scenario) and _which.small:
+        setattr(SmallConformance, _name, _test)
