@@ -13,7 +13,7 @@ from datetime import timedelta
 from typing import Any, Unpack
 
 from acemq.connection import Connection, ConnectOptions
-from acemq.headers import Headers
+from acemq.headers import DELIVERY_COUNT, Headers, HeaderValue
 from acemq.testing.conformance.hooks import NOW, Faults, Hooks
 from acemq.testing.conformance.scenario import Scenario
 from acemq.testing.conformance.timing import LEAST_QUIET, Pace
@@ -34,7 +34,6 @@ from acemq.transport import (
     SubscriptionPhase,
     SubscriptionState,
     Transport,
-    TransportState,
     Verb,
 )
 
@@ -48,6 +47,11 @@ def out(to: str, body: bytes = b"x", *, exchange: str = "", **fields: Any) -> Ou
     """A message to a queue, or under the routing key `to` to an exchange."""
     given = {"headers": {}, "content_type": "application/octet-stream", "message_id": f"m-{next(_numbers)}"} | fields
     return Outgoing(exchange=exchange, routing_key=to, body=body, **given)
+
+
+def carried(got: Delivery) -> dict[str, HeaderValue]:
+    """The headers that were sent: all, but for what the broker itself has written."""
+    return {name: value for name, value in got.headers.items() if name != DELIVERY_COUNT}
 
 
 class Remembering:
@@ -130,6 +134,7 @@ class Bench:
         self._queues: set[str] = set()
         self._exchanges: set[str] = set()
         self._faults: Faults | None = None
+        self._work: set[asyncio.Future[object]] = set()
         self.t: Transport
 
     # Transports
@@ -288,8 +293,6 @@ class Bench:
         self._work.add(task)
         task.add_done_callback(self._worked)
 
-    _work: set[asyncio.Future[object]] = set()
-
     def _worked(self, task: asyncio.Future[object]) -> None:
         self._work.discard(task)
         if not task.cancelled():
@@ -431,7 +434,3 @@ class Logs(logging.Handler):
     def whole(record: logging.LogRecord) -> str:
         told = record.getMessage()
         return f"{told}\n{record.exc_info[1]!r}" if record.exc_info else told
-
-
-def told(state: TransportState) -> str:
-    return repr(state)

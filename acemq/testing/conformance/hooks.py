@@ -74,6 +74,8 @@ class Hooks:
     label: ClassVar[str] = ""
     """How the report calls what is proved; the transport's own name unless given."""
     version: ClassVar[str] = ""
+    length_slack: ClassVar[int] = 0
+    """How many messages a queue may take beyond its `max_length` before it refuses."""
     queues: ClassVar[QueueOptions] = {}
     """Options of every queue that a scenario declares, such as the type to prove."""
 

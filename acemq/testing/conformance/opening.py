@@ -141,6 +141,7 @@ class Opening(Hooks):
     @scenario("C-008", "a password is printed nowhere")
     async def test_c008_a_password_is_printed_nowhere(self, bench: Bench) -> None:
         t, secret = bench.suite.no_access()
+        logging.getLogger().setLevel(logging.DEBUG)
         with pytest.raises(Exception) as refusal:  # noqa: PT011 (whatever it raises is searched)
             await t.open(within=timedelta(seconds=1))
         said = [repr(t), repr(t.state), str(refusal.value), repr(refusal.value), repr(refusal.value.__cause__)]

@@ -105,7 +105,7 @@ def _run(suite: Hooks, which: Scenario, body: Body, result: Result) -> None:
         warnings.simplefilter("error")
         sys.unraisablehook = lambda what: unraised.append(f"{what.exc_value!r} in {what.object!r}")
         root.addHandler(bench.logs)
-        root.setLevel(logging.DEBUG)
+        root.setLevel(min(level, logging.INFO))
         logging.getLogger("asyncio").setLevel(logging.WARNING)
         try:
             with asyncio.Runner(debug=True) as runner:
