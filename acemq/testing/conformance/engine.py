@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from itertools import pairwise
 
 import pytest
 
@@ -44,7 +45,7 @@ class Engine(Hooks):
                 await bench.eventually(lambda: len(attempts) == 3, "three attempts", seen=lambda: attempts)
                 letter = await bench.take_one(dead_letters_of(queue))
         assert [attempt for attempt, _ in attempts] == [1, 2, 3]
-        for (_, earlier), (_, later) in zip(attempts, attempts[1:], strict=False):
+        for (_, earlier), (_, later) in pairwise(attempts):
             assert later - earlier >= (wait - bench.step / 100).total_seconds()
         assert "always" in str(letter.headers[h.ERROR])
         assert {h.FAILED_QUEUE: queue, h.FAILED_AS: "exhausted"}.items() <= dict(letter.headers).items()
