@@ -4,24 +4,29 @@ from __future__ import annotations
 
 from datetime import timedelta
 
+import acemq
 from acemq.testing.conformance.memory import MemoryConformance
 from acemq.transports.memory import Profile
 
 
-class TestFull(MemoryConformance):
+class OnMemory(MemoryConformance):
+    version = acemq.__version__
+
+
+class TestFull(OnMemory):
     label = "memory"
     lease = timedelta(seconds=30)
 
 
-class TestUnleased(MemoryConformance):
+class TestUnleased(OnMemory):
     label = "memory, unleased"
 
 
-class TestLikeRabbitMQ(MemoryConformance):
+class TestLikeRabbitMQ(OnMemory):
     label = "memory, as RabbitMQ"
     profile = Profile.RABBITMQ
 
 
-class TestBare(MemoryConformance):
+class TestBare(OnMemory):
     label = "memory, bare"
     profile = Profile.BARE

@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from datetime import timedelta
+from functools import cache
 
 import pytest
 
+import acemq
 from acemq.testing.conformance import Impossible, TcpFaults, Timing, TransportConformance
 from acemq.transport import Transport
 from acemq.transports.rabbitmq import transport
@@ -22,6 +24,8 @@ HEARTBEAT = 2
 
 
 class OnRabbitMQ(TransportConformance):
+    version = acemq.__version__
+    slow = frozenset({"C-101", "C-104", "C-105", "C-110", "C-111"})
     timing = Timing(
         step=timedelta(milliseconds=50), silence=timedelta(seconds=12), takeover=timedelta(seconds=3 * HEARTBEAT)
     )
@@ -29,7 +33,7 @@ class OnRabbitMQ(TransportConformance):
     @pytest.fixture(autouse=True)
     def between(self, node: RabbitMQ) -> Iterator[None]:
         self.server_node = node
-        with TcpFaults(node.url, restart=node.restart, wipe=self._wipe, block=node.set_memory_alarm) as tcp:
+        with TcpFaults(node.url, restart=node.restart, wipe=self._wipe, block=self._block) as tcp:
             self.tcp = tcp
             yield
 
@@ -37,7 +41,7 @@ class OnRabbitMQ(TransportConformance):
         return self.tcp.behind(lambda url: transport(f"{url}?heartbeat={HEARTBEAT}", **options))
 
     def server(self) -> str:
-        return "RabbitMQ"
+        return f"RabbitMQ {_version(self.server_node)}"
 
     def faults(self) -> TcpFaults:
         return self.tcp
@@ -56,11 +60,22 @@ class OnRabbitMQ(TransportConformance):
         secret = "not-the-password"
         return self.tcp.behind(lambda url: transport(url.replace("guest:guest@", f"guest:{secret}@"))), secret
 
+    def _block(self, on: bool) -> None:
+        """The alarm goes off at the next look at the memory, not at once."""
+        self.server_node.set_memory_alarm(on)
+        while ("memory" in self.server_node.ctl("eval", "rabbit_alarm:get_alarms().")) is not on:
+            pass
+
     def _wipe(self) -> None:
         """Everything in the virtual host goes, as when it was deleted and made again; links stay."""
         self.server_node.ctl("stop_app")
         self.server_node.ctl("reset")
         self.server_node.ctl("start_app")
+
+
+@cache
+def _version(node: RabbitMQ) -> str:
+    return node.ctl("version").strip()
 
 
 @pytest.fixture(scope="module")

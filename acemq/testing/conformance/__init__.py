@@ -19,7 +19,8 @@ import pytest
 pytest.register_assert_rewrite(*(f"{__name__}.{module.name}" for module in iter_modules(__path__)))
 
 from acemq.testing.conformance.hooks import Faults, Hooks, Impossible, NotSupplied, Transaction
-from acemq.testing.conformance.suite import KIT, SmallConformance, TransportConformance
+from acemq.testing.conformance.report import KIT
+from acemq.testing.conformance.suite import SmallConformance, TransportConformance
 from acemq.testing.conformance.tcp_faults import TcpFaults
 from acemq.testing.conformance.timing import Timing
 

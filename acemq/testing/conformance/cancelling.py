@@ -104,6 +104,6 @@ class Cancelling(Hooks):
 def ours() -> int:
     """Living objects of transports. Values do not count: a broker in the process may keep some until their time."""
     return sum(
-        type(each).__module__.startswith(("acemq.transports", "aiormq")) and not isinstance(each, msgspec.Struct)
+        str(type(each).__module__).startswith(("acemq.transports", "aiormq")) and not isinstance(each, msgspec.Struct)
         for each in gc.get_objects()
     )

@@ -384,7 +384,9 @@ class TakesAStaleSettlement(Through):
 
 
 class EndsALeaseEarly(Through):
-    async def subscribe(self, queue: str, sink: Sink, *, lease: timedelta | None = None, **options: Any) -> Subscription:
+    async def subscribe(
+        self, queue: str, sink: Sink, *, lease: timedelta | None = None, **options: Any
+    ) -> Subscription:
         return await self.inner.subscribe(queue, sink, lease=lease and lease / 2, **options)
 
 

@@ -166,8 +166,9 @@ class Recovery(Hooks):
             await bench.sleep(SECOND)
         await bench.active(subscription, within=2 * bench.timing.recovery)
         await bench.eventually(lambda: set(sink.bodies) == set(numbered(50)), "every message was handled")
-        await bench.send(queue, *numbered(50))
+        await bench.quiet()
         before = len(sink.got)
+        await bench.send(queue, *numbered(50))
         await bench.has(sink, before + 50)
         await bench.quiet()
         assert len(sink.got) == before + 50  # one consumer, and not four

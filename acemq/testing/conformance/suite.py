@@ -21,9 +21,6 @@ from acemq.testing.conformance.settling import Settling
 from acemq.testing.conformance.timed import Timed
 from acemq.testing.conformance.topology import TopologyScenarios
 
-KIT = 1
-"""Of a report. It grows whenever a scenario changes its meaning."""
-
 
 class TransportConformance(
     Opening,
