@@ -45,7 +45,8 @@ _numbers = itertools.count(1)
 
 def out(to: str, body: bytes = b"x", *, exchange: str = "", **fields: Any) -> Outgoing:
     """A message to a queue, or under the routing key `to` to an exchange."""
-    given = {"headers": {}, "content_type": "application/octet-stream", "message_id": f"m-{next(_numbers)}"} | fields
+    given: dict[str, Any] = {"headers": {}, "content_type": "application/octet-stream", **fields}
+    given.setdefault("message_id", f"m-{next(_numbers)}")
     return Outgoing(exchange=exchange, routing_key=to, body=body, **given)
 
 

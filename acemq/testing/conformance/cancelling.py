@@ -32,7 +32,7 @@ async def cancelled(bench: Bench, call: Awaitable[object]) -> bool:
 
 
 class Cancelling(Hooks):
-    @scenario("C-109", "200 pulls are cancelled", small=True)
+    @scenario("C-109", "200 pulls are cancelled")
     async def test_c109_pulls_are_cancelled(self, bench: Bench) -> None:
         queue = await bench.queue()
         await bench.send(queue, *numbered(200))

@@ -193,9 +193,8 @@ def table(reports: list[dict[str, Any]]) -> str:
         found = [_of(report, row.name) for report in reports]
         lines.append([row.name, *(_cell(each, notes) for each in found), " ".join(row.by) or "–"])
     text = "\n".join("| " + " | ".join(line) + " |" for line in lines)
-    return text + "".join(
-        f"\n\n{number}. {note}" if number == 1 else f"\n{number}. {note}" for number, note in enumerate(notes, 1)
-    )
+    told = "\n".join(f"{number}. {note}" for number, note in enumerate(notes, 1))
+    return f"{text}\n\n{told}" if told else text
 
 
 def _of(report: Mapping[str, Any], row: str) -> Mapping[str, Any] | None:

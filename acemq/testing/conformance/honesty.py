@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Awaitable, Callable
 from datetime import timedelta
+from typing import Any
 
 import pytest
 
@@ -46,13 +47,13 @@ class Honesty(Hooks):
 def _asks(bench: Bench, queue: str) -> dict[str, Callable[[], Awaitable[object]]]:
     """By capability, how it is asked for; raises what the port answers."""
 
-    async def publish(**options: object) -> None:
+    async def publish(**options: Any) -> None:
         result = await bench.result(out(queue, b"refused", **options))
         assert result.outcome is Published.REFUSED
         assert result.error is not None
         raise result.error
 
-    async def requeue(capability: str, **options: object) -> None:
+    async def requeue(capability: str, **options: Any) -> None:
         await bench.send(queue, b"held")
         got = await bench.take_one(queue)
         before = len(bench.logs.records)
@@ -62,12 +63,12 @@ def _asks(bench: Bench, queue: str) -> dict[str, Callable[[], Awaitable[object]]
         await bench.accept([got])
         raise CapabilityError(bench.can.transport, capability, str(options))  # which was logged and not raised
 
-    async def subscribe(**options: object) -> None:
-        subscription = await bench.t.subscribe(queue, bench.sink(), prefetch=1, **options)  # type: ignore[arg-type]  # pyright: ignore
+    async def subscribe(**options: Any) -> None:
+        subscription = await bench.t.subscribe(queue, bench.sink(), prefetch=1, **options)
         await subscription.close()
 
-    def declare(**options: object) -> Awaitable[object]:
-        described = Queue(bench.name("bad"), type="classic", **options)  # type: ignore[arg-type]  # pyright: ignore
+    def declare(**options: Any) -> Awaitable[object]:
+        described = Queue(bench.name("bad"), type="classic", **options)
         return bench.apply(Topology(queues=(described,)))
 
     async def transaction() -> None:

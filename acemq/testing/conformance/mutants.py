@@ -1,4 +1,4 @@
-"""The kit proves itself: each mutant is the memory transport with one deliberate defect, which its scenario must see."""
+"""The kit proves itself: each mutant is the memory transport with one defect, which its scenario must see."""
 
 from __future__ import annotations
 
@@ -412,14 +412,16 @@ class TellsASinkWhatItRaised(Through):
     """What a sink has refused is taken off its hands."""
 
     async def subscribe(self, queue: str, sink: Sink, **options: Any) -> Subscription:
-        transport = self.inner
+        transport, dropping = self.inner, list[asyncio.Future[Sequence[Settled]]]()
 
         class Careful(ThroughSink):
             def deliver(self, batch: Sequence[Delivery], /) -> None:
                 try:
                     self.inner.deliver(batch)
                 except Exception:
-                    asyncio.ensure_future(transport.settle([Settlement(each, Verb.DROP) for each in batch]))
+                    dropping.append(
+                        asyncio.ensure_future(transport.settle([Settlement(each, Verb.DROP) for each in batch]))
+                    )
                     raise
 
         return await self.inner.subscribe(queue, Careful(sink), **options)

@@ -113,7 +113,7 @@ class Opening(Hooks):
         await use()
         await bench.pace.elsewhere(lambda: asyncio.run(use()))
 
-    @scenario("C-006", "called from another loop", small=True)
+    @scenario("C-006", "called from another loop")
     async def test_c006_called_from_another_loop(self, bench: Bench) -> None:
         queue, sink = await bench.queue(), bench.sink()
 
@@ -148,7 +148,7 @@ class Opening(Hooks):
         said += map(bench.logs.whole, bench.logs.records)
         assert not [text for text in said if secret in text]
 
-    @scenario("C-009", "wrong arguments are refused by name", small=True)
+    @scenario("C-009", "wrong arguments are refused by name")
     async def test_c009_wrong_arguments_are_refused_by_name(self, bench: Bench) -> None:
         queue, sink = await bench.queue(), bench.sink()
         with pytest.raises((ConfigurationError, TypeError), match="nonsense"):

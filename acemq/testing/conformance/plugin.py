@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Generator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from acemq.testing.conformance.report import report_of, skipped_groups, summary, write
+from acemq.testing.conformance.running import Result
 from acemq.testing.conformance.scenario import KEY, Scenario
 
 
@@ -42,16 +43,15 @@ def pytest_runtest_makereport(
     if which is not None and report.when == "setup" and not report.passed:
         suite: Any = getattr(item, "cls", None)
         why = report.longrepr[2] if isinstance(report.longrepr, tuple) else "failed before it began"
-        report.user_properties.append(
-            (
-                KEY,
-                {
-                    **{"id": which.id, "title": which.title, "label": suite.label or suite.__name__},
-                    **{"version": suite.version, "server": "", "seconds": 0.0, "measured": {}, "capabilities": {}},
-                    **{"outcome": "skipped" if report.skipped else "failed", "reason": str(why)},
-                },
-            )
+        result = Result(
+            id=which.id,
+            title=which.title,
+            label=suite.label or suite.__name__,
+            version=suite.version,
+            outcome="skipped" if report.skipped else "failed",
+            reason=str(why),
         )
+        report.user_properties.append((KEY, result.told()))
     return report
 
 
@@ -73,8 +73,9 @@ class _Collecting:
         if report.when == "teardown":
             return
         for key, told in report.user_properties:
-            if key == KEY and isinstance(told, dict):
-                self._results.setdefault(told["label"], []).append(told)
+            if key == KEY:
+                result = cast("dict[str, Any]", told)
+                self._results.setdefault(result["label"], []).append(result)
 
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from datetime import timedelta
+from typing import Any
 
 from acemq.testing.conformance.bench import SOON, Bench, carried, out
 from acemq.testing.conformance.hooks import Hooks
@@ -18,7 +19,7 @@ def outcomes(results: list[PublishResult]) -> list[Published]:
     return [result.outcome for result in results]
 
 
-def nowhere(name: str, **fields: object) -> Outgoing:
+def nowhere(name: str, **fields: Any) -> Outgoing:
     """A message to a queue that does not exist."""
     return out(f"{name}-nowhere", b"nowhere", **fields)
 
@@ -59,7 +60,7 @@ class Publishing(Hooks):
         assert [result.error is None for result in results] == [True, False, False, False, False, True]
         assert [got.body for got in await bench.drain(queue, 2)] == [b"first", b"last"]
 
-    @scenario("C-014", "a queue that does not exist", "unroutable", small=True)
+    @scenario("C-014", "a queue that does not exist", "unroutable")
     async def test_c014_a_queue_that_does_not_exist(self, bench: Bench) -> None:
         missing = bench.name("missing")
         result = await bench.result(out(missing))
@@ -76,7 +77,7 @@ class Publishing(Hooks):
         assert (unasked.outcome, unasked.error) == (ROUTED, None)
         assert await bench.drain(queue) == []
 
-    @scenario("C-016", "one publish to an exchange that does not exist", small=True)
+    @scenario("C-016", "one publish to an exchange that does not exist")
     async def test_c016_an_exchange_that_does_not_exist(self, bench: Bench) -> None:
         queue, generation = await bench.queue(), bench.t.state.generation
         good = [asyncio.create_task(bench.result(out(queue))) for _ in range(50)]
@@ -89,7 +90,7 @@ class Publishing(Hooks):
     @scenario("C-017", "one message id four times in a batch", "unroutable")
     async def test_c017_one_message_id_four_times(self, bench: Bench) -> None:
         queue = await bench.queue()
-        same = {"message_id": bench.name("same")}
+        same: dict[str, Any] = {"message_id": bench.name("same")}
         results = await bench.publish(
             out(queue, **same), nowhere(queue, **same), out(queue, **same), nowhere(queue, **same)
         )
@@ -110,7 +111,7 @@ class Publishing(Hooks):
         assert outcomes(results) == [UNROUTABLE if number % 10 == 0 else ROUTED for number in range(200)]
         await bench.drain(queue, 180)
 
-    @scenario("C-020", "every third publish is cancelled", small=True)
+    @scenario("C-020", "every third publish is cancelled")
     async def test_c020_every_third_publish_is_cancelled(self, bench: Bench) -> None:
         queue = await bench.queue()
         calls = [asyncio.create_task(bench.result(out(queue))) for _ in range(100)]

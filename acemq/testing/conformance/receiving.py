@@ -14,13 +14,18 @@ import pytest
 from acemq.testing.conformance.bench import Bench
 from acemq.testing.conformance.hooks import NOW, Hooks
 from acemq.testing.conformance.scenario import scenario
-from acemq.transport import Delivery, QueueMissing, Settled, Settlement, SubscriptionPhase, Verb
+from acemq.transport import Delivery, QueueMissing, Settled, Settlement, Subscription, SubscriptionPhase, Verb
 
 SECOND = timedelta(seconds=1)
 
 
 def numbered(count: int) -> list[bytes]:
     return [b"%d" % number for number in range(count)]
+
+
+def phase_of(subscription: Subscription) -> SubscriptionPhase:
+    """Asked anew each time; a type checker would take it for the same."""
+    return subscription.state.phase
 
 
 class Receiving(Hooks):
@@ -120,7 +125,7 @@ class Receiving(Hooks):
         await bench.quiet()
         assert sorted(sink.bodies) == sorted(numbered(500))
 
-    @scenario("C-059", "two subscriptions share a queue", small=True)
+    @scenario("C-059", "two subscriptions share a queue")
     async def test_c059_two_share_a_queue(self, bench: Bench) -> None:
         queue = await bench.queue()
         sinks = [(await bench.consume(queue, prefetch=5, accept=True))[0] for _ in range(2)]
@@ -143,14 +148,14 @@ class Receiving(Hooks):
         await bench.quiet()
         assert sorted([*sink.bodies, *(got.body for got in held)]) == sorted(numbered(10))
 
-    @scenario("C-061", "pausing and going on", small=True)
+    @scenario("C-061", "pausing and going on")
     async def test_c061_pausing(self, bench: Bench) -> None:
         queue = await bench.queue()
         sink, subscription = await bench.consume(queue, prefetch=10)
         await bench.send(queue, *numbered(5))
         await bench.has(sink, 5)
         subscription.pause()
-        assert subscription.state.phase is SubscriptionPhase.PAUSED
+        assert phase_of(subscription) is SubscriptionPhase.PAUSED
         await bench.send(queue, *numbered(20))
         assert await bench.accept(sink.got) == [Settled.DONE] * 5
         await bench.quiet()
@@ -159,7 +164,7 @@ class Receiving(Hooks):
         subscription.resume()
         await bench.has(sink, 25)
         assert sorted(sink.bodies[5:]) == sorted(numbered(20))
-        assert subscription.state.phase is SubscriptionPhase.ACTIVE
+        assert phase_of(subscription) is SubscriptionPhase.ACTIVE
 
     @scenario("C-062", "stopping", small=True)
     async def test_c062_stopping(self, bench: Bench) -> None:
@@ -226,7 +231,7 @@ class Receiving(Hooks):
         await bench.has(second, 20, within=bench.timing.takeover)
         assert set(second.bodies) == set(numbered(20))
 
-    @scenario("C-067", "a sink that raises", small=True)
+    @scenario("C-067", "a sink that raises")
     async def test_c067_a_sink_that_raises(self, bench: Bench) -> None:
         queue = await bench.queue()
         sink, subscription = await bench.consume(queue, prefetch=20)

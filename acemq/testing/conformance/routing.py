@@ -77,7 +77,7 @@ class Routing(Hooks):
         ]
         assert wrong == []
 
-    @scenario("C-048", "two bindings that both match make one copy", small=True)
+    @scenario("C-048", "two bindings that both match make one copy")
     async def test_c048_one_copy(self, bench: Bench) -> None:
         exchange, queue = bench.name("x"), bench.name("q")
         kind: ExchangeKind = "topic" if bench.can.topic_patterns != "none" else "fanout"
@@ -88,7 +88,7 @@ class Routing(Hooks):
         await bench.result(out("a.b", exchange=exchange))
         await bench.drain(queue, 1)
 
-    @scenario("C-049", "three queues of one exchange are independent", small=True)
+    @scenario("C-049", "three queues of one exchange are independent")
     async def test_c049_independent(self, bench: Bench) -> None:
         exchange, (accepts, requeues, waits) = await bench.fan_out("accepts", "requeues", "waits")
         sent = [b"%d" % number for number in range(100)]

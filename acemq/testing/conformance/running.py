@@ -125,8 +125,9 @@ def _run(suite: Hooks, which: Scenario, body: Body, result: Result) -> None:
 async def _play(bench: Bench, body: Body, result: Result) -> None:
     me = asyncio.current_task()
     driver = asyncio.create_task(bench.pace.drive(), name="moves the clock")
+    limit = asyncio.timeout(LIMIT * time_factor())
     try:
-        async with asyncio.timeout(LIMIT * time_factor()) as limit:
+        async with limit:
             try:
                 bench.t = await bench.open()
                 _describe(bench, result)
@@ -176,9 +177,9 @@ def plain(can: Capabilities) -> dict[str, Any]:
 
 async def _tasks_left(me: asyncio.Task[Any] | None) -> set[asyncio.Task[Any]]:
     end = time.monotonic() + LEFT_WITHIN
-    while (left := asyncio.all_tasks() - {me}) and time.monotonic() < end:
+    while (left := {task for task in asyncio.all_tasks() if task is not me}) and time.monotonic() < end:
         await asyncio.sleep(0.005)
-    return {task for task in left if task is not None}
+    return left
 
 
 def _said(context: dict[str, Any]) -> str:

@@ -77,7 +77,7 @@ class Settling(Hooks):
         await bench.accept([third])
         await bench.drain(queue, 0)
 
-    @scenario("C-072", "a delay that the port cannot do", small=True)
+    @scenario("C-072", "a delay that the port cannot do")
     async def test_c072_a_delay_it_cannot_do(self, bench: Bench) -> None:
         longest = bench.can.requeue_delay
         if longest == FOREVER:
@@ -92,7 +92,7 @@ class Settling(Hooks):
         assert await bench.t.pull(queue, most=1, wait=timedelta()) == []
         assert await bench.accept([got]) == [DONE]
 
-    @scenario("C-073", "a drop is no dead letter", small=True)
+    @scenario("C-073", "a drop is no dead letter")
     async def test_c073_dropped(self, bench: Bench) -> None:
         queue = await bench.queue(dead_letter=True)
         await bench.send(queue, b"x")
@@ -147,7 +147,7 @@ class Settling(Hooks):
         await bench.eventually(lambda: stale <= {got.body for got in sink.got[10:]}, "what was stale comes again")
         await bench.accept(sink.got[10:])
 
-    @scenario("C-077", "fifty settle at once", small=True)
+    @scenario("C-077", "fifty settle at once")
     async def test_c077_fifty_at_once(self, bench: Bench) -> None:
         queue = await bench.queue()
         await bench.send(queue, *numbered(200))

@@ -14,6 +14,7 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Self, TypeVar
 from urllib.parse import urlsplit, urlunsplit
+from weakref import WeakKeyDictionary
 
 from acemq.testing.conformance.hooks import NotSupplied
 from acemq.transport import Transport
@@ -43,7 +44,7 @@ class TcpFaults:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="acemq conformance proxy", daemon=True)
         self._doors: list[_Door] = []
-        self._owners: dict[int, tuple[Transport, _Door]] = {}
+        self._owners: WeakKeyDictionary[object, _Door] = WeakKeyDictionary()
         self._swallows = self._refuses = False
         self._url = ""
 
@@ -67,7 +68,7 @@ class TcpFaults:
         """What `make` returns dials through a door of its own, so that it alone can be abandoned."""
         door = self._call(self._new_door)
         made = make(self._url_of(door))
-        self._owners[id(made)] = made, door  # type: ignore[assignment]  # pyright: ignore[reportArgumentType]
+        self._owners[made] = door
         return made
 
     @property
@@ -78,7 +79,11 @@ class TcpFaults:
     # Faults
 
     async def cut(self) -> None:
-        await self._do(lambda: [door.cut() for door in self._doors])
+        def cut() -> None:
+            for door in self._doors:
+                door.cut()
+
+        await self._do(cut)
 
     async def refuse(self, on: bool) -> None:
         def refuse() -> None:
@@ -108,9 +113,9 @@ class TcpFaults:
 
     async def abandon(self, transport: Transport) -> None:
         """Its connections end without a word, and it is let in no more."""
-        if id(transport) not in self._owners:
+        door = self._owners.get(transport)
+        if door is None:
             raise NotSupplied("no faults: abandon, for a transport that was not made by behind()")
-        door = self._owners[id(transport)][1]
 
         def abandon() -> None:
             door.refuses = door.abandoned = True

@@ -46,7 +46,7 @@ class Timed(Hooks):
             due = count * bench.step
             assert due.total_seconds() - ROUNDING <= at - began <= (due + bench.late).total_seconds()
 
-    @scenario("C-091", "a delay that the port cannot do", small=True)
+    @scenario("C-091", "a delay that the port cannot do")
     async def test_c091_a_delay_it_cannot_do(self, bench: Bench) -> None:
         longest = bench.can.publish_delay
         if longest == FOREVER:

@@ -11,7 +11,7 @@ from acemq.errors import CapabilityError, DriftError, TopologyError
 from acemq.testing.conformance.bench import Bench, out
 from acemq.testing.conformance.hooks import Hooks
 from acemq.testing.conformance.scenario import scenario
-from acemq.topology import Queue, QueueOptions, Topology, dead_letters_of, parked_of
+from acemq.topology import Queue, Topology, dead_letters_of, parked_of
 from acemq.transport import ApplyMode, Capabilities, Finding, Published
 
 ODD_NAMES = ("a.b", "a-b", "a_b", "Orders", "orders", "x", "x ", "a/b", "a:b", "a b", "Ж", "#", "*", "%41", "A")
@@ -54,14 +54,15 @@ class TopologyScenarios(Hooks):
             await bench.apply(topology, ApplyMode.VERIFY)
         assert await is_there(bench, topology) == {False}
 
-    @scenario("C-039", "a queue that is there otherwise", small=True)
+    @scenario("C-039", "a queue that is there otherwise")
     async def test_c039_drift(self, bench: Bench) -> None:
         expires = bench.can.expiry
-        old: QueueOptions = {"ttl": timedelta(minutes=1)} if expires else {}
-        new: QueueOptions = {"ttl": timedelta(minutes=2)} if expires else {"dead_letter": True}
-        queue, other = await bench.queue(**old), bench.name("r")
+        queue, other = bench.name("q"), bench.name("r")
+        one, two = timedelta(minutes=1), timedelta(minutes=2)
+        await bench.apply(bench.described(queue, ttl=one) if expires else bench.described(queue))
+        wanted = bench.described(queue, ttl=two) if expires else bench.described(queue, dead_letter=True)
         with pytest.raises(DriftError, match=queue) as drift:
-            await bench.apply(bench.described(queue, **new) | bench.described(other))
+            await bench.apply(wanted | bench.described(other))
         told = [finding for finding in drift.value.plan if isinstance(finding, Finding) and finding.verdict == "drift"]
         assert {finding.name for finding in told} == {queue}
         assert all(finding.argument and finding.wanted != finding.found for finding in told)
@@ -101,7 +102,7 @@ class TopologyScenarios(Hooks):
         for name in names:
             assert [got.body for got in await bench.drain(name, 1)] == [name.encode()]
 
-    @scenario("C-043", "an argument that the transport cannot honour", small=True)
+    @scenario("C-043", "an argument that the transport cannot honour")
     async def test_c043_an_argument_it_cannot_honour(self, bench: Bench) -> None:
         bad, good = bench.name("bad"), bench.name("good")
         with pytest.raises(CapabilityError) as refusal:
@@ -111,7 +112,7 @@ class TopologyScenarios(Hooks):
         assert not await bench.t.exists(good)
         assert not await bench.t.exists(bad)
 
-    @scenario("C-044", "dead letters beside a queue", small=True)
+    @scenario("C-044", "dead letters beside a queue")
     async def test_c044_dead_letters(self, bench: Bench) -> None:
         queue = await bench.queue(dead_letter=True)
         for beside in (dead_letters_of(queue), parked_of(queue)):

@@ -7,7 +7,7 @@ aiormq's own calls go through pamqp, which takes names of Latin letters, digits 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Mapping
-from typing import TypeVar, cast
+from typing import cast
 
 import aiormq
 from aiormq import spec
@@ -16,8 +16,6 @@ from aiormq.abc import ArgumentsType
 from acemq.headers import HeaderValue
 from acemq.topology import Declaration
 from acemq.transport import Kind
-
-Answer = TypeVar("Answer")
 
 
 class _QueueDeclare(spec.Queue.Declare):
@@ -42,10 +40,6 @@ class _ExchangeDeclare(spec.Exchange.Declare):
 
 
 class _ExchangeDelete(spec.Exchange.Delete):
-    def validate(self) -> None: ...
-
-
-class _Get(spec.Basic.Get):
     def validate(self) -> None: ...
 
 
