@@ -100,6 +100,15 @@ class MovableClock:
             await self.rest()
         self._elapsed = max(self._elapsed, end)
 
+    async def advance_to_next(self) -> bool:
+        """Move on to the next timer, however far ahead; False when none is set."""
+        while self._timers and self._timers[0].cancelled:
+            heapq.heappop(self._timers)
+        if not self._timers:
+            return False
+        await self.advance(timedelta(seconds=max(self._timers[0].at - self._elapsed, 0.0)) + timedelta.resolution)
+        return True
+
     async def rest(self) -> None:
         """Let the event loop run until what is ready has run; nothing is waited for in real time."""
         for _ in range(self._TURNS):

@@ -115,7 +115,7 @@ class Connection:
         self.clock: Clock = options.get("clock", SYSTEM)
         given: dict[str, object] = dict(options)
         passed_on = {option: given[option] for option in _THE_TRANSPORTS if option in given}
-        self.transport: Transport = transport_for(url, name=self.origin, on_change=self._transport_changed, **passed_on)
+        self.transport = self.make_transport(url, name=self.origin, on_change=self._transport_changed, **passed_on)
         self.codecs = Codecs.of(options["codec"]) if "codec" in options else Codecs.default()
         self.report = Reporter(options.get("on_diagnostic"))
         self.telemetry = Telemetry(self.transport.capabilities.transport)
@@ -148,6 +148,10 @@ class Connection:
         self._numbers = itertools.count(1)
         self._closing: asyncio.Future[Drained] | None = None
         self._close_by: float | None = None
+
+    def make_transport(self, url: str, **options: object) -> Transport:
+        """What this connection stands on. The conformance kit puts the transport under test in its place."""
+        return transport_for(url, **options)
 
     def opening(self) -> Opening[Self]:
         """What `connect()` returns."""

@@ -16,6 +16,8 @@ import pytest
 
 from tests.services import CannotBeHad, RabbitMQ, Server, Setting
 
+pytest_plugins = ["acemq.testing.conformance.plugin"]  # where acemq is installed, pytest finds it by itself
+
 S = TypeVar("S", bound=Server)
 
 OBTAIN: dict[str, Callable[[], Server]] = {

@@ -199,6 +199,9 @@ class Wire:
         with suppress(OSError):
             self._send(commands.Connection.Close(200, "bye", 0, 0), 0)
             self._await(commands.Connection.CloseOk)
+        self.hang_up()
+
+    def hang_up(self) -> None:
         self._file.close()
         self._socket.close()
 
@@ -227,7 +230,11 @@ class Wire:
     def put(self, queue: str, body: bytes, headers: Mapping[str, Field]) -> None:
         """Return once the broker has confirmed it. No property but the headers."""
         table = b"".join(_entry(name, field) for name, field in headers.items())
-        header = pack(">HHQHI", 60, 0, len(body), 0x2000, len(table)) + table
+        self.put_properties(queue, body, pack(">HI", 0x2000, len(table)) + table)
+
+    def put_properties(self, queue: str, body: bytes, properties: bytes) -> None:
+        """The same with flags and properties as they are given, well formed or not."""
+        header = pack(">HHQ", 60, 0, len(body)) + properties
         self._send(commands.Basic.Publish(routing_key=queue))
         self._socket.sendall(_framed(_HEADER, header) + _framed(_BODY, body))
         self._await(commands.Basic.Ack)

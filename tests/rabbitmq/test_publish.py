@@ -284,3 +284,13 @@ async def test_an_empty_batch_does_nothing(dial: Dial) -> None:
     broker = await dial()
     assert await broker.publish([], within=SOON) == []
     assert await broker.settle([]) == []
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+async def test_a_number_that_is_not_finite_is_refused_and_costs_nobody_the_link(
+    dial: Dial, declare: Declare, value: float
+) -> None:
+    one, queue = await dial(), await declare()
+    results = await send(one, out(queue), out(queue, headers={"n": value}), out(queue))
+    assert [result.outcome for result in results] == [Published.ROUTED, Published.REFUSED, Published.ROUTED]
+    assert one.state.generation == 1

@@ -14,7 +14,7 @@ from acemq.plan import Finding
 from acemq.topology import Queue, Topology
 from acemq.transport import ApplyMode, Published, QueueMissing, Transport
 from tests.rabbitmq.conftest import Declare, Dial
-from tests.rabbitmq.kit import drain, fill, out, send, until_depth
+from tests.rabbitmq.kit import Recorder, drain, fill, out, send, settle, until_depth
 
 CREATE, VERIFY, REPORT = ApplyMode.CREATE, ApplyMode.VERIFY, ApplyMode.REPORT
 
@@ -186,3 +186,30 @@ async def test_high_priority_overtakes_and_expired_messages_are_gone(broker: Tra
     assert [found.body for found in await drain(broker, name)] == [b"9", b"5", b"1"]
     await send(broker, out(name, b"old", expires_in=timedelta(milliseconds=1)))
     await until_depth(broker, name, 0)
+
+
+async def test_a_filled_quorum_queue_is_not_deleted_as_empty_and_the_link_stays(dial: Dial, declare: Declare) -> None:
+    broker, name = await dial(), await declare(type="quorum")
+    await fill(broker, name, 1)
+    stranger = await dial()  # which does not know what kind of queue that is
+    for one in (broker, stranger):
+        assert not await one.delete(name, only_if_empty=True)
+        assert one.state.generation == 1
+    await drain(broker, name)
+    assert await stranger.delete(name, only_if_empty=True)
+    assert stranger.state.generation == 1
+
+
+@pytest.mark.parametrize("word", ["приказы", "a*b", "50% off", "<>"])
+async def test_a_queue_may_be_called_anything(dial: Dial, name: str, word: str) -> None:
+    broker, called, sink = await dial(), f"{name} {word}", Recorder()
+    topology = Topology().queue(called, type="classic").exchange(called, "fanout").bind(called, called)
+    await broker.apply(topology, ApplyMode.CREATE)
+    await broker.subscribe(called, sink, prefetch=5)
+    assert (await send(broker, out("key", exchange=called)))[0].outcome is Published.ROUTED
+    await sink.has(1)
+    await settle(broker, sink.got)
+    assert (await broker.depth(called)).ready == 0
+    assert await broker.purge(called) == 0
+    assert await broker.delete(called)
+    assert await broker.delete(called, "exchange")

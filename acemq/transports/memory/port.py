@@ -524,6 +524,7 @@ class MemoryTransport:
         return await self._call("apply", topology, apply)
 
     async def depth(self, queue: str) -> Depth:
+        self._check_open()
         has = self._capabilities.depth
         if has == "none":
             raise CapabilityError(self._title, "depth", f"depth({queue!r})")

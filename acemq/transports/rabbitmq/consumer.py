@@ -7,13 +7,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, cast
 
 import msgspec
-from aiormq.abc import ArgumentsType, DeliveredMessage
+from aiormq.abc import DeliveredMessage
 
 from acemq.errors import CapabilityError, ConfigurationError
 from acemq.headers import HeaderValue, check
 from acemq.transport import Delivery, Settlement, Verb
 
-from . import frames
+from . import frames, questions
 from .incoming import IncomingChannel
 from .lane import End
 from .ledger import settle
@@ -53,9 +53,8 @@ class ConsumeOptions(msgspec.Struct, frozen=True, kw_only=True):
                     )
         return ConsumeOptions(**cast("dict[str, Any]", given))
 
-    def consume_arguments(self) -> ArgumentsType:
-        priority = {} if self.priority is None else {"x-priority": self.priority}
-        return cast("ArgumentsType", {**self.arguments, **priority})
+    def consume_arguments(self) -> Mapping[str, HeaderValue]:
+        return self.arguments if self.priority is None else {**self.arguments, "x-priority": self.priority}
 
 
 class Topology(Protocol):
@@ -115,10 +114,9 @@ class Consumer(IncomingChannel):
             if not self.is_open:
                 await self.open()
                 await ask(self.channel.basic_qos(prefetch_count=wanted.prefetch))
+            self.channel.consumers[wanted.name] = _never_called
             arguments = wanted.options.consume_arguments()
-            await ask(
-                self.channel.basic_consume(self.queue, _never_called, consumer_tag=wanted.name, arguments=arguments)
-            )
+            await ask(questions.consume(self.channel, self.queue, wanted.name, arguments))
         self.is_registered = True
 
     @property

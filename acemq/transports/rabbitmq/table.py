@@ -11,6 +11,7 @@ from collections.abc import Callable, ItemsView, Iterator, KeysView, Mapping, Va
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from functools import lru_cache
+from math import isfinite
 from struct import Struct
 from struct import error as StructError
 from typing import TypeVar, cast, overload
@@ -96,6 +97,8 @@ def _value(value: HeaderValue | Decimal) -> bytes:
         case int():
             return _INTEGER.pack(b"l", value)
         case float():
+            if not isfinite(value):
+                raise ValueError("RabbitMQ knows finite numbers only, and hangs up on who sends another")
             return _DOUBLE.pack(b"d", value)
         case bytes():
             return _TEXT.pack(b"x", len(value)) + value

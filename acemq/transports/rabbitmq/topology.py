@@ -6,10 +6,10 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from typing import TypeVar, cast
+from functools import partial
+from typing import TypeVar
 
 from aiormq import Channel
-from aiormq.abc import ArgumentsType
 
 from acemq.clock import Clock
 from acemq.errors import DriftError, TopologyError
@@ -28,7 +28,7 @@ from acemq.transport import (
     TransportError,
 )
 
-from . import capabilities
+from . import capabilities, questions
 from .drift import UNLISTED, bindings_seen, drift_of, name_of
 from .link import Link
 from .session import ANSWER_LIMIT, Session, ask
@@ -114,7 +114,7 @@ class BrokerTopology:
             async with asyncio.timeout(ANSWER_LIMIT), _Questions(session) as broker:
                 for declared in sorted(self._applied.values(), key=_order):
                     try:
-                        await broker.ask(_declare(declared))
+                        await broker.ask(partial(questions.declare, declared=declared))
                     except TransportError as refusal:
                         refusals.append(f"{name_of(declared)}: {refusal}")
         except TimeoutError:
@@ -129,7 +129,7 @@ class BrokerTopology:
         """Raise `ExchangeMissing` or another `TransportError` if it cannot be published to."""
         async with session.scratch() as channel:
             try:
-                await ask(channel.exchange_declare(name, passive=True))
+                await ask(questions.look(channel, "exchange", name))
             except TransportError as error:
                 if error.code == NOT_FOUND:
                     raise ExchangeMissing(
@@ -138,7 +138,7 @@ class BrokerTopology:
                 raise _denied(error, f"exchange {name!r}") from None
 
     async def depth(self, queue: str) -> Depth:
-        found = await self._ask(lambda channel: channel.queue_declare(queue, passive=True), f"queue {queue!r}")
+        found = await self._ask(lambda channel: questions.count(channel, queue), f"queue {queue!r}")
         if found is None:
             raise QueueMissing(f"queue {queue!r} does not exist; declare it first", code=NOT_FOUND)
         return Depth(ready=found.message_count or 0, held=None, delayed=None, exact=False, at=self._clock.now())
@@ -146,7 +146,7 @@ class BrokerTopology:
     async def exists(self, name: str, kind: Kind) -> bool:
         async with self._questions() as broker:
             try:
-                await broker.ask(_passive(kind, name))
+                await broker.ask(lambda channel: questions.look(channel, kind, name))
             except TransportError as error:
                 if error.code == NOT_FOUND:
                     return False
@@ -155,16 +155,19 @@ class BrokerTopology:
         return True
 
     async def delete(self, name: str, kind: Kind, *, only_if_empty: bool) -> bool:
-        def delete(channel: Channel) -> Awaitable[object]:
-            if kind == "exchange":
-                return channel.exchange_delete(name)
-            return channel.queue_delete(name, if_empty=only_if_empty)
-
         # RabbitMQ says yes to deleting what is not there, so that is asked first.
         if not await self.exists(name, kind):
             return False
+        known = self.known(kind, name)
+        if_empty = only_if_empty and known is not None and known.type == "classic"
+        if only_if_empty and kind == "queue" and not if_empty and (await self.depth(name)).ready:
+            # A quorum queue cannot be asked in one: RabbitMQ would close the whole connection with 540. So it is looked
+            # at first, and what comes in between goes with the queue.
+            return False
         try:
-            await self._ask(delete, f"{kind} {name!r}")
+            await self._ask(
+                lambda channel: questions.delete(channel, kind, name, if_empty=if_empty), f"{kind} {name!r}"
+            )
         except TransportError as error:
             if error.code == PRECONDITION_FAILED and only_if_empty:
                 return False
@@ -175,7 +178,7 @@ class BrokerTopology:
         return True
 
     async def purge(self, queue: str) -> int | None:
-        done = await self._ask(lambda channel: channel.queue_purge(queue), f"queue {queue!r}")
+        done = await self._ask(lambda channel: questions.purge(channel, queue), f"queue {queue!r}")
         if done is None:
             raise QueueMissing(f"queue {queue!r} does not exist; declare it first", code=NOT_FOUND)
         return done.message_count
@@ -238,42 +241,6 @@ class _Questions:
 # Looking and comparing
 
 
-def _passive(kind: str, name: str) -> _Question[object]:
-    def question(channel: Channel) -> Awaitable[object]:
-        if kind == "exchange":
-            return channel.exchange_declare(name, passive=True)
-        return channel.queue_declare(name, passive=True)
-
-    return question
-
-
-def _declare(declared: Declaration) -> _Question[object]:
-    arguments = cast("ArgumentsType", dict(declared.arguments))
-
-    def question(channel: Channel) -> Awaitable[object]:
-        match declared.kind:
-            case "exchange":
-                return channel.exchange_declare(
-                    declared.name,
-                    exchange_type=declared.type,
-                    durable=declared.durable,
-                    auto_delete=declared.auto_delete,
-                    arguments=arguments,
-                )
-            case "queue":
-                return channel.queue_declare(
-                    declared.name,
-                    durable=declared.durable,
-                    exclusive=declared.exclusive,
-                    auto_delete=declared.auto_delete,
-                    arguments=arguments,
-                )
-            case "binding":
-                return channel.queue_bind(declared.name, declared.exchange, declared.routing_key)
-
-    return question
-
-
 async def _look(broker: _Questions, declared: Declaration) -> Finding:
     """Passive first: whether it is there may be asked without the right to declare it, and creates nothing.
 
@@ -281,7 +248,7 @@ async def _look(broker: _Questions, declared: Declaration) -> Finding:
     """
     kind, name = declared.kind, declared.name
     try:
-        await broker.ask(_passive(kind, name))
+        await broker.ask(lambda channel: questions.look(channel, kind, name))
     except TransportError as error:
         match error.code:
             case 404:
@@ -291,7 +258,7 @@ async def _look(broker: _Questions, declared: Declaration) -> Finding:
             case _:
                 raise _denied(error, f"{kind} {name!r}") from None
     try:
-        await broker.ask(_declare(declared))
+        await broker.ask(partial(questions.declare, declared=declared))
     except TransportError as error:
         match error.code:
             case 406:
@@ -309,7 +276,7 @@ async def _create(broker: _Questions, declared: Declaration, finding: Finding) -
     if finding.verdict == "present" and declared.kind != "binding":
         return finding
     try:
-        await broker.ask(_declare(declared))
+        await broker.ask(partial(questions.declare, declared=declared))
     except TransportError as error:
         if error.code == PRECONDITION_FAILED:
             # Somebody else has just made it, otherwise; or it cannot be made so at all.

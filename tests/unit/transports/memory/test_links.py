@@ -10,7 +10,7 @@ from acemq.errors import ClosedError
 from acemq.retry import Backoff
 from acemq.topology import Topology
 from acemq.transport import LostBy, NotConnected, Phase, Published, SubscriptionPhase, WrongLoop
-from acemq.transports.memory import MemoryBroker
+from acemq.transports.memory import MemoryBroker, Profile
 from tests.unit.transports.memory.conftest import Connect
 from tests.unit.transports.memory.playing import MINUTE, SECOND, Client, Remembering, outgoing
 
@@ -266,3 +266,11 @@ async def test_subscriptions_live_on_without_anybody_holding_their_handles(
     await client.send(b"x")
     await client.turn()
     assert sink.bodies == [b"x"]
+
+
+async def test_after_close_depth_says_so_where_depths_are_not_told_either(clock: MovableClock) -> None:
+    client = Client(MemoryBroker(clock=clock, profile=Profile.BARE), clock)
+    await client.port.open(within=SECOND)
+    await client.port.close()
+    with pytest.raises(ClosedError):
+        await client.port.depth("orders")

@@ -16,7 +16,9 @@ from pamqp import commands
 from pamqp.heartbeat import Heartbeat
 
 import acemq.transports.rabbitmq
+from acemq.topology import Declaration
 from acemq.transport import NotConnected, TransportError
+from acemq.transports.rabbitmq import questions
 from acemq.transports.rabbitmq.session import ask
 
 FOLDER = Path(inspect.getfile(acemq.transports.rabbitmq)).parent
@@ -35,8 +37,9 @@ def test_the_calls_that_are_made_take_what_they_are_given() -> None:
     wanted: dict[Any, set[str]] = {
         aiormq.Connection.channel: {"publisher_confirms"},
         aiormq.Channel.basic_qos: {"prefetch_count"},
-        aiormq.Channel.basic_consume: {"queue", "consumer_callback", "consumer_tag", "arguments"},
-        aiormq.Channel.exchange_declare: {
+        aiormq.Channel.rpc: {"frame"},
+        commands.Basic.Consume.__init__: {"queue", "consumer_tag", "arguments"},
+        commands.Exchange.Declare.__init__: {
             "exchange",
             "exchange_type",
             "passive",
@@ -44,14 +47,37 @@ def test_the_calls_that_are_made_take_what_they_are_given() -> None:
             "auto_delete",
             "arguments",
         },
-        aiormq.Channel.queue_declare: {"queue", "passive", "durable", "exclusive", "auto_delete", "arguments"},
-        aiormq.Channel.queue_bind: {"queue", "exchange", "routing_key"},
-        aiormq.Channel.queue_delete: {"queue", "if_empty"},
-        aiormq.Channel.exchange_delete: {"exchange"},
-        aiormq.Channel.queue_purge: {"queue"},
+        commands.Queue.Declare.__init__: {"queue", "passive", "durable", "exclusive", "auto_delete", "arguments"},
+        commands.Queue.Bind.__init__: {"queue", "exchange", "routing_key"},
+        commands.Queue.Delete.__init__: {"queue", "if_empty"},
+        commands.Exchange.Delete.__init__: {"exchange"},
+        commands.Queue.Purge.__init__: {"queue"},
     }
     for function, names in wanted.items():
         assert names <= parameters(function), function
+
+
+@pytest.mark.parametrize("name", ["приказы", "a*b", "50% off", "<>"])
+def test_a_question_about_any_name_can_be_written(name: str) -> None:
+    class Channel:
+        async def rpc(self, frame: Any) -> bytes:
+            written: bytes = frame.marshal()
+            return written
+
+    channel: Any = Channel()
+    queue = Declaration("queue", name, type="classic")
+    for asked in (
+        questions.look(channel, "queue", name),
+        questions.look(channel, "exchange", name),
+        questions.declare(channel, queue),
+        questions.declare(channel, Declaration("exchange", name, type="topic")),
+        questions.declare(channel, Declaration("binding", name, exchange=name, routing_key="#")),
+        questions.delete(channel, "queue", name),
+        questions.delete(channel, "exchange", name),
+        questions.purge(channel, name),
+        questions.consume(channel, name, "tag", {}),
+    ):
+        assert name.encode() in asyncio.run(asked)  # type: ignore[arg-type]  # pyright: ignore
 
 
 def test_errors_have_the_classes_that_codes_are_read_from() -> None:

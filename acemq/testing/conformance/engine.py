@@ -1,0 +1,166 @@
+"""Group O: what the engine adds must hold on this transport, whatever that lacks."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from itertools import pairwise
+
+import pytest
+
+from acemq import headers as h
+from acemq.ack import Ack
+from acemq.errors import AcemqError, CapabilityError
+from acemq.headers import HeaderValue
+from acemq.message import Message
+from acemq.patterns.replay import Replay
+from acemq.retry import RetryPolicy
+from acemq.testing.conformance.bench import Bench
+from acemq.testing.conformance.hooks import Hooks
+from acemq.testing.conformance.scenario import scenario
+from acemq.topology import dead_letters_of, parked_of
+from acemq.transport import FOREVER
+
+CHANGED_BY_THE_WAY = frozenset(
+    {
+        *(h.ATTEMPT, h.ERROR, h.EXPIRES_AT, h.DELIVERY_COUNT, h.REPLAYED_FROM, h.REPLAYED_AT, h.REPLAY_COUNT),
+        *h.FORENSICS,
+    }
+)
+"""What a retry, a dead letter and a replay write or take off (CONTRACT.md sections 2 and 7)."""
+
+
+class Engine(Hooks):
+    @scenario("C-122", "three attempts, then the dead letters")
+    async def test_c122_three_attempts(self, bench: Bench) -> None:
+        queue, wait = await bench.queue(dead_letter=True), 2 * bench.step
+        attempts: list[tuple[int, float]] = []
+
+        async def fail(message: Message[bytes]) -> Ack | None:
+            attempts.append((message.envelope.attempt, bench.now()))
+            raise ValueError("always")
+
+        async with bench.connection() as mq:
+            async with mq.consume(queue, bytes, fail, retry=RetryPolicy.fixed(3, wait)):
+                await mq.send(queue, b"x")
+                await bench.eventually(lambda: len(attempts) == 3, "three attempts", seen=lambda: attempts)
+                letter = await bench.take_one(dead_letters_of(queue))
+        assert [attempt for attempt, _ in attempts] == [1, 2, 3]
+        for (_, earlier), (_, later) in pairwise(attempts):
+            assert later - earlier >= (wait - bench.step / 100).total_seconds()
+        assert "always" in str(letter.headers[h.ERROR])
+        assert {h.FAILED_QUEUE: queue, h.FAILED_AS: "exhausted"}.items() <= dict(letter.headers).items()
+        assert letter.headers[h.FAILED_WITH]
+        await bench.accept([letter])
+        assert await bench.drain(queue) == []
+
+    @scenario("C-123", "a body that does not decode between two good ones")
+    async def test_c123_undecodable(self, bench: Bench) -> None:
+        queue, handled = await bench.queue(dead_letter=True), list[dict[str, int]]()
+
+        async def handle(message: Message[dict[str, int]]) -> Ack | None:
+            handled.append(message.payload)
+            return None
+
+        async with bench.connection() as mq:
+            await mq.send(queue, {"n": 1})
+            await bench.suite.put_raw(queue, b"\0 not json")
+            await mq.send(queue, {"n": 2})
+            async with mq.consume(queue, dict[str, int], handle):
+                parked = await bench.take_one(parked_of(queue))
+                await bench.eventually(lambda: len(handled) == 2, "both good ones are handled", seen=lambda: handled)
+        assert sorted(each["n"] for each in handled) == [1, 2]
+        assert parked.body == b"\0 not json"
+        assert await bench.drain(dead_letters_of(queue)) == []
+
+    @scenario("C-124", "a send delayed by more than the broker can")
+    async def test_c124_a_long_delay(self, bench: Bench) -> None:
+        queue, longest = await bench.queue(), bench.can_of("").publish_delay
+        delay = 4 * bench.step
+        handled: list[float] = []
+
+        async def handle(message: Message[bytes]) -> Ack | None:
+            handled.append(bench.now())
+            return None
+
+        async with bench.connection() as mq:
+            if longest != FOREVER:
+                with pytest.raises(CapabilityError, match="delay"):
+                    await mq.send(queue, b"x", delay=(longest or timedelta()) + delay)
+                assert await bench.drain(queue) == []
+                return
+            async with mq.consume(queue, bytes, handle):
+                began = bench.now()
+                await mq.send(queue, b"x", delay=delay)
+                await bench.eventually(lambda: handled, "it is handled", within=delay + bench.late)
+            assert len(handled) == 1
+            assert handled[0] - began >= (delay - bench.step / 100).total_seconds()
+
+    @scenario("C-126", "what has expired is never handled")
+    async def test_c126_expired(self, bench: Bench) -> None:
+        queue, handled = await bench.queue(dead_letter=True), list[bytes]()
+
+        async def handle(message: Message[bytes]) -> Ack | None:
+            handled.append(message.payload)
+            return None
+
+        async with bench.connection() as mq:
+            await mq.send(queue, b"old", expires_in=max(2 * bench.step, timedelta(milliseconds=2)))
+            await mq.send(queue, b"fresh", expires_in=timedelta(seconds=60))
+            await bench.sleep(max(4 * bench.step, timedelta(milliseconds=4)))
+            async with mq.consume(queue, bytes, handle):
+                await bench.eventually(lambda: handled, "the fresh one is handled")
+                letter = await bench.take_one(dead_letters_of(queue))
+                await bench.quiet()
+        assert handled == [b"fresh"]
+        assert letter.body == b"old"
+
+    @scenario("C-127", "the envelope through a retry, a dead letter and a replay")
+    async def test_c127_the_envelope(self, bench: Bench) -> None:
+        queue = await bench.queue(dead_letter=True)
+        application: dict[str, HeaderValue] = {f"app-{number}": f"value {number}" for number in range(12)}
+        trace = {"traceparent": f"00-{'a' * 32}-{'b' * 16}-01", "tracestate": "vendor=1"}
+        seen: list[Message[bytes]] = []
+
+        async def fail_first(message: Message[bytes]) -> Ack | None:
+            seen.append(message)
+            return Ack.accept() if len(seen) == 3 else Ack.retry("not yet")
+
+        async with bench.connection() as mq:
+            policy = RetryPolicy.fixed(2, bench.step)
+            async with mq.consume(queue, bytes, fail_first, retry=policy):
+                await mq.send(
+                    queue,
+                    b"x",
+                    headers={**application, **trace},
+                    type="order.placed",
+                    version=3,
+                    correlation_id="correlation",
+                    causation_id="cause",
+                    claim="claim",
+                    reply_to="answers",
+                )
+                await bench.eventually(lambda: len(seen) == 2, "two attempts")
+                letters = dead_letters_of(queue)
+
+                async def replayed() -> bool:
+                    try:
+                        return (await Replay(mq, letters).run()).replayed > 0
+                    except AcemqError as error:
+                        if isinstance(error, CapabilityError):  # it does not tell how many there are
+                            (letter,) = await mq.pull_many(letters, bytes, most=1)
+                            await mq.send(queue, letter.body, envelope=letter.envelope.replace(attempt=1, error=None))
+                            await letter.accept()
+                            return True
+                        raise
+
+                await bench.eventually(replayed, "it is replayed")
+                await bench.eventually(lambda: len(seen) == 3, "and handled")
+        first, second, third = seen
+        assert [message.envelope.attempt for message in seen] == [1, 2, 1]
+        for later in (second, third):
+            kept = {name: value for name, value in first.delivery.headers.items() if name not in CHANGED_BY_THE_WAY}
+            found = {name: value for name, value in later.delivery.headers.items() if name not in CHANGED_BY_THE_WAY}
+            assert found == kept
+            assert (later.body, later.content_type) == (first.body, first.content_type)
+            assert later.envelope.first_seen == first.envelope.first_seen
+        assert application.items() <= dict(third.headers).items()
