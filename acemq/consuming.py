@@ -11,7 +11,7 @@ from contextlib import nullcontext
 from contextvars import ContextVar
 from datetime import timedelta
 from enum import StrEnum
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, cast
 
 import msgspec
 from opentelemetry import trace
@@ -390,7 +390,7 @@ class Consumer:
     def _report_stuck(self, given: object, limit: timedelta) -> None:
         self.stuck.add(given)
         text = f"the handler was cancelled after {limit.total_seconds():g} s and still runs; it keeps its slot"
-        self._say(HANDLER_STUCK, "error", text, given if isinstance(given, Message) else None)
+        self._say(HANDLER_STUCK, "error", text, cast("Message[Any]", given) if isinstance(given, Message) else None)
 
     def _decide(self, answer: object, message: Message[Any]) -> Decision:
         policy = self._policy if self._policy_for is None else self._ask_policy(answer, message)

@@ -62,7 +62,7 @@ def same(found: Any, sent: Any) -> bool:
         wanted, got = cast("dict[str, Any]", sent), cast("dict[str, Any]", found)
         return got.keys() == wanted.keys() and all(same(got[name], wanted[name]) for name in wanted)
     if isinstance(sent, list):
-        items, others = _Items(sent), _Items(found)
+        items, others = _Items(cast("list[object]", sent)), _Items(cast("list[object]", found))
         return len(others) == len(items) and all(map(same, others, items))
     return bool(found == sent)
 
