@@ -22,7 +22,7 @@ from acemq.mapping import public_error
 from acemq.message import Message
 from acemq.telemetry import REPLAY_STOPPED, Diagnostic
 from acemq.topology import check_name
-from acemq.transport import Delivery, Outgoing, Published, PublishResult, Settlement, Verb
+from acemq.transport import Delivery, Depth, Outgoing, Published, PublishResult, Settlement, Verb
 
 SUFFIXES = (".dlq", ".parked", ".dead")
 HOLD = 10_000
@@ -143,11 +143,13 @@ class _Run:
         try:
             depth = await self._connection.depth(self._replay.queue)
             while True:
-                stopped = self._why_stop()
-                in_hand = None if stopped else await self._pull()
+                stopped = self._why_stop(depth)
+                # Behind the count there may be more, but nothing is waited for.
+                wait = _PULL_WAIT if self._looked_at < depth.ready else timedelta()
+                in_hand = None if stopped else await self._pull(wait)
                 if stopped or in_hand is None:
                     return await self._end(stopped or StopReason.DRAINED)
-                if self._looked_at >= depth.ready and (depth.exact or not self._was_there(in_hand)):
+                if self._looked_at >= depth.ready and not self._was_there(in_hand):
                     return await self._end(StopReason.DRAINED, in_hand)
                 self._looked_at += 1
                 result = await self._look_at(in_hand)
@@ -176,16 +178,16 @@ class _Run:
             and (failed_at is None or failed_at < self._began_ms)
         )
 
-    def _why_stop(self) -> StopReason | None:
+    def _why_stop(self, depth: Depth) -> StopReason | None:
         if self._limit is not None and self._replayed >= self._limit:
             return StopReason.LIMIT
         if len(self._back) >= self._replay.hold:
             return StopReason.HELD
-        return None
+        return StopReason.DRAINED if depth.exact and self._looked_at >= depth.ready else None
 
-    async def _pull(self) -> Delivery | None:
+    async def _pull(self, wait: timedelta) -> Delivery | None:
         try:
-            deliveries = await self._transport.pull(self._replay.queue, most=1, wait=_PULL_WAIT)
+            deliveries = await self._transport.pull(self._replay.queue, most=1, wait=wait)
         except AcemqError as error:
             raise public_error(error) from error
         return deliveries[0] if deliveries else None

@@ -15,6 +15,7 @@ import acemq
 from acemq import AceMQ, Ack, Backoff, ConsumerState, Message, RetryPolicy, Topology
 from acemq.errors import PublishFailedError, PublishRefusedError
 from tests.conftest import StartRabbitMQ
+from tests.crash import census
 from tests.crash.process import Workers
 from tests.crash.worker import Job, Watched
 from tests.foreign.client import Foreign
@@ -132,8 +133,10 @@ async def test_o02_three_consumers_return_after_a_restart_each_once_without_any_
     def handle(message: Message[int]) -> None:
         handled[message.queue, message.payload] += 1
 
-    def consumers() -> dict[str, int]:
-        return {row["name"]: row["consumers"] for row in server.list_queues() if row["name"] in queues}
+    async def consumers() -> list[tuple[str, str]]:
+        """Queue and name of each."""
+        found: list[tuple[str, str]] = (await census.on_broker(server))["consumers"]
+        return [consumer for consumer in found if consumer[0] in queues]
 
     # With the default ceiling of 30 s a rare draw may be a longer pause than this test waits.
     async with acemq.connect(server.url, reconnect=Backoff(ceiling=timedelta(seconds=8))) as mq:
@@ -141,8 +144,8 @@ async def test_o02_three_consumers_return_after_a_restart_each_once_without_any_
             await mq.declare(Topology().queue(queue))
             await mq.consume(queue, int, handle)
         gc.collect()
-        before = await asyncio.to_thread(consumers)
-        assert set(before.values()) == {1}
+        before = await consumers()
+        assert [queue for queue, _ in before] == queues
         ripe_at = time.monotonic() + RIPE
         await until(lambda: time.monotonic() > ripe_at)
 
@@ -155,7 +158,7 @@ async def test_o02_three_consumers_return_after_a_restart_each_once_without_any_
             await mq.send_many(queue, range(10), timeout=timedelta(seconds=20))
         await until(lambda: len(handled) == 30, within=20)
         assert time.monotonic() - back_at < 20
-        assert await asyncio.to_thread(consumers) == before
+        assert await consumers() == before, "under their names, too"
     assert set(handled.values()) == {1}
 
 
@@ -164,8 +167,8 @@ async def test_o14_attempts_are_counted_over_a_restart_of_the_broker_and_of_the_
 ) -> None:
     """Of two queues the waits are spent on rungs, where a restart cuts no run; of the others in the consumer."""
     recorder = workers.recorder
-    rungs = {kind: f"{name}-{kind}-rungs" for kind in KINDS}
-    held = {kind: f"{name}-{kind}-held" for kind in KINDS}
+    rungs: dict[Kind, str] = {kind: f"{name}-{kind}-rungs" for kind in KINDS}
+    held: dict[Kind, str] = {kind: f"{name}-{kind}-held" for kind in KINDS}
     queues = [*rungs.values(), *held.values()]
     ids: dict[str, str] = {}
     async with acemq.connect(server.url) as mq:

@@ -30,7 +30,7 @@ from acemq.transport import (
 from tests.conftest import StartRabbitMQ
 from tests.proxy import Proxy
 from tests.rabbitmq.conftest import Declare, Dial
-from tests.rabbitmq.kit import Recorder, drain, fill, out, send, settle, until, until_depth
+from tests.rabbitmq.kit import Recorder, drain, fill, out, port_of, send, settle, until, until_depth
 from tests.services import RabbitMQ
 
 ACTIVE, RECOVERING = SubscriptionPhase.ACTIVE, SubscriptionPhase.RECOVERING
@@ -459,3 +459,25 @@ async def test_an_orderly_restart_loses_nothing_and_everything_is_handled(
         settled += 1
     assert sink.lost_by == [(LostBy.CONNECTION, 5)]
     assert all(delivery.deliveries for delivery in sink.got)
+
+
+@pytest.mark.slow
+async def test_a_private_queue_held_by_our_own_ghost_is_waited_for_and_made_again(
+    dial: Dial, rabbitmq: RabbitMQ, name: str
+) -> None:
+    """The broker takes as long as we do to notice that a line is dead, and until then keeps the queue for it."""
+    upstream = port_of(rabbitmq.url)
+    async with Proxy("127.0.0.1", upstream) as one, Proxy("127.0.0.1", upstream) as two:
+        hosts = f"127.0.0.1:{one.port},127.0.0.1:{two.port}"
+        broker, sink = await dial(f"amqp://guest:guest@{hosts}?heartbeat=2", connections=1), Recorder()
+        await broker.apply(Topology().queue(name, exclusive=True), ApplyMode.CREATE)
+        await broker.subscribe(name, sink, prefetch=5)
+        used = one if str(one.port) in broker.state.endpoint else two
+        used.swallow("to_client")
+        used.swallow("to_server")
+        await until(lambda: sink.phases[1:] == [RECOVERING, ACTIVE], "it is subscribed again", within=30)
+        assert sink.state is not None
+        assert sink.state.gap
+        await fill(broker, name, 1)
+        await sink.has(1)
+        await broker.close(timedelta(seconds=1))

@@ -7,6 +7,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import cast
 
+from msgspec.structs import replace
+
 from acemq.errors import AcemqError
 from acemq.transport import ROUTED, Nacked, Outgoing, Published, PublishResult, TimedOut, Unroutable
 
@@ -69,6 +71,8 @@ class Confirms:
     def __init__(self) -> None:
         self.open = 0
         """Publishes without a result."""
+        self.late = 0
+        """Publishes that ran out of time and that the broker has still not answered."""
         self._entries: deque[_Entry | None] = deque()
         self._first = 1
         """The tag of the head."""
@@ -109,6 +113,7 @@ class Confirms:
     def _settle(self, entry: _Entry, positive: bool) -> None:
         call, index = entry
         if call.results[index] is not None:
+            self.late -= 1
             return  # out of time before; the late answer changes nothing
         self.open -= 1
         if not positive:
@@ -147,12 +152,15 @@ class Confirms:
         """Fail what is out of time; the next moment to look again, `None` when nothing waits."""
         late = PublishResult(Published.FAILED, TimedOut("no confirm within the time; the message may be there"))
         following: float | None = None
-        for call, index in filter(None, self._entries):
-            if call.results[index] is not None:
+        for at, entry in enumerate(self._entries):
+            if entry is None or entry[0].results[entry[1]] is not None:
                 continue
+            call, index = entry
             if call.deadline <= now:
-                self.open -= 1
                 call.settle(index, late)
+                self._entries[at] = _remains(call.batch[index], late), 0
+                self.open -= 1
+                self.late += 1
             elif following is None or call.deadline < following:
                 following = call.deadline
         self._tell_if_idle()
@@ -163,7 +171,7 @@ class Confirms:
         for call, index in filter(None, self._entries):
             call.settle(index, result_of(call.batch[index]))
         self._entries.clear()
-        self.open = 0
+        self.open = self.late = 0
         self._tell_if_idle()
 
     async def idle(self) -> None:
@@ -174,3 +182,10 @@ class Confirms:
     def _tell_if_idle(self) -> None:
         if not self.open:
             self._idle.ring()
+
+
+def _remains(message: Outgoing, result: PublishResult) -> Call:
+    """What is kept of a message after its time: by what a late return knows it, not its body."""
+    call = Call([replace(message, body=b"", headers={})], 0.0)
+    call.settle(0, result)
+    return call

@@ -39,6 +39,8 @@ _NEVER = float("inf")
 _EXCHANGE = re.compile(r"exchange '(.*)' in vhost")
 _DEFAULT_EXCHANGE = "amq.default"
 """As the broker calls the exchange without a name when it refuses it."""
+_TOO_LATE = 10_000
+"""Publishes out of time and still unanswered, at which the link is given up: a broker that owes so many never pays."""
 _FORBIDDEN_FOR = 5.0
 """Seconds for which a refused exchange is not tried again, as each try costs the channel and all that is on it."""
 
@@ -118,7 +120,9 @@ class _PublishChannel:
     def _sweep(self) -> None:
         self._sweep_at, self._timer = _NEVER, None
         following = self.confirms.expire(self._clock.monotonic())
-        if following is not None:
+        if self.confirms.late > _TOO_LATE:
+            self.lane.abort(f"{self.confirms.late} publishes were never answered")
+        elif following is not None:
             self._sweep_by(following)
 
 

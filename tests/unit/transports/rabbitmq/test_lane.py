@@ -36,6 +36,9 @@ class Socket(asyncio.Transport):
 
     def pause_reading(self) -> None: ...
 
+    def is_closing(self) -> bool:
+        return self.is_aborted
+
     def abort(self) -> None:
         self.is_aborted = True
         asyncio.get_running_loop().call_soon(self._protocol.connection_lost, None)
