@@ -45,7 +45,7 @@ from acemq.receiving import Receiving
 from acemq.retry import DEFAULT, Backoff, RetryPolicy
 from acemq.security import CredentialsSource, Tls
 from acemq.settling import ConsumerCounters
-from acemq.stats import Depths, QueueStats
+from acemq.stats import KEPT, Depths, QueueStats
 from acemq.telemetry import CONNECTION_LOST, CONNECTION_RECOVERED, Diagnostic, Gauges, Reading, Reporter, Telemetry
 from acemq.topology import Topology, TopologyMode, check_name, dead_letters_of, latest, parked_of, rungs, set_aside
 from acemq.transport import Adviser, ApplyMode, Capabilities, Depth, Kind, Phase, Transport, TransportState
@@ -145,6 +145,8 @@ class Connection:
         self._topology = options.get("topology", TopologyMode.CREATE)
         self._declared = Topology()
         self._consumers: dict[Consumer | Receiving[Any], None] = {}
+        self._left: dict[str, ConsumerCounters] = {}
+        """What consumers that are gone have counted, by queue."""
         self._numbers = itertools.count(1)
         self._closing: asyncio.Future[Drained] | None = None
         self._close_by: float | None = None
@@ -400,7 +402,11 @@ class Connection:
         return consumer
 
     def _forget(self, consumer: Consumer | Receiving[Any]) -> None:
-        self._consumers.pop(consumer, None)
+        if consumer in self._consumers:
+            del self._consumers[consumer]
+            self._left[consumer.queue] = self._left.get(consumer.queue, ConsumerCounters()) + consumer.counters
+            if len(self._left) > KEPT:
+                del self._left[next(iter(self._left))]
 
     async def pull(
         self, queue: str, payload: Payload[T], *, wait: timedelta = timedelta(0), codec: Codec | None = None
@@ -502,7 +508,7 @@ class Connection:
         counted = (each.counters for each in self._consumers if each.queue == queue)
         return QueueStats(
             queue=queue,
-            counters=sum(counted, ConsumerCounters()),
+            counters=sum(counted, self._left.get(queue, ConsumerCounters())),
             published=self.outbound.sent.get(queue, 0),
             depth=depth,
             dead=dead,

@@ -11,7 +11,7 @@ from contextlib import nullcontext
 from contextvars import ContextVar
 from datetime import timedelta
 from enum import StrEnum
-from typing import Any, Literal, Self, cast
+from typing import Any, Literal, Self
 
 import msgspec
 from opentelemetry import trace
@@ -387,10 +387,11 @@ class Consumer:
         finally:
             self.stuck.discard(given)
 
-    def _report_stuck(self, given: object, limit: timedelta) -> None:
+    def _report_stuck(self, given: Any, limit: timedelta) -> None:
         self.stuck.add(given)
+        message: Message[Any] | None = given if isinstance(given, Message) else None
         text = f"the handler was cancelled after {limit.total_seconds():g} s and still runs; it keeps its slot"
-        self._say(HANDLER_STUCK, "error", text, cast("Message[Any]", given) if isinstance(given, Message) else None)
+        self._say(HANDLER_STUCK, "error", text, message)
 
     def _decide(self, answer: object, message: Message[Any]) -> Decision:
         policy = self._policy if self._policy_for is None else self._ask_policy(answer, message)

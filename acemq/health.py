@@ -143,7 +143,7 @@ class Checks:
             return _said("degraded", f"{held}: {len(consumer.stuck)} handlers run at twice their time limit")
         if consumer.mover.moves_failed_in_row:
             return _said("degraded", f"{held}: copies do not land; {consumer.mover.moves_failed_in_row} in a row")
-        if consumer.state is ConsumerState.PAUSED or subscription.phase is SubscriptionPhase.PAUSED:
+        if consumer.state is ConsumerState.PAUSED:
             return _said("up", f"{held}: paused")
         idle = await self._idle_for(consumer) if link.blocked is None else 0.0
         if idle >= IDLE_LIMIT.total_seconds():

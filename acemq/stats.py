@@ -18,7 +18,7 @@ FRESH = timedelta(seconds=5)
 AT_ONCE = 10
 """Questions under way."""
 KEPT = 1_000
-"""Queues whose last answer is kept."""
+"""Queues whose last answer is kept, and what their closed consumers have counted."""
 
 
 class QueueStats(msgspec.Struct, frozen=True, kw_only=True):
@@ -26,7 +26,7 @@ class QueueStats(msgspec.Struct, frozen=True, kw_only=True):
 
     queue: str
     counters: ConsumerCounters
-    """Of this connection's consumers of the queue, those that are open now, each since it started."""
+    """Of this connection's consumers of the queue, closed ones included. Only ever grows."""
     published: int
     """Confirmed sends to the queue by this connection; what reached it over an exchange is not among them."""
     depth: Depth | None

@@ -91,6 +91,7 @@ def test_an_unknown_option_of_connect_is_a_type_error() -> None:
 def test_a_missing_driver_names_the_extra_that_brings_it(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in [name for name in sys.modules if name.startswith(("aiormq", "acemq.transports.rabbitmq"))]:
         monkeypatch.delitem(sys.modules, module)
+    monkeypatch.delattr("acemq.transports.rabbitmq", raising=False)
     monkeypatch.setitem(sys.modules, "aiormq", None)
     with pytest.raises(MissingExtraError, match=r'pip install "acemq\[rabbitmq\]"') as missing:
         acemq.connect("amqp://localhost")

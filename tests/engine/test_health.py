@@ -14,6 +14,7 @@ import acemq
 from acemq import (
     AceMQ,
     Ack,
+    Batch,
     ConfigurationError,
     Health,
     HealthPart,
@@ -43,6 +44,42 @@ async def test_a_connection_and_its_consumers_are_parts_by_name(mq: AceMQ, queue
         assert json.loads(json.dumps(health.as_dict()))["parts"][1]["name"] == "consumer ship"
         await consumer.drain()
         assert [each.name for each in (await mq.health()).parts] == ["connection"]
+
+
+async def test_a_paused_consumer_is_up_and_says_so(mq: AceMQ, queue: str) -> None:
+    async with (
+        mq.consume(queue, int, lambda message: None, name="one") as one,
+        mq.consume_batches(queue, int, lambda batch: None, name="many") as many,
+        mq.receive(queue, int) as receiving,
+    ):
+        for paused in (one, many, receiving):
+            paused.pause()
+        health = await mq.health()
+        assert [each.name for each in health.parts] == [
+            *("connection", "consumer one", "consumer many", f"consumer {receiving.name}")
+        ]
+        assert [(each.status, each.detail) for each in health.parts[1:]] == [("up", f"queue {queue!r}: paused")] * 3
+        for paused in (one, many, receiving):
+            paused.resume()
+        assert all("paused" not in each.detail for each in (await mq.health()).parts)
+    assert [each.name for each in (await mq.health()).parts] == ["connection"]
+
+
+async def test_what_is_held_by_hand_is_no_work_that_waits(name: str) -> None:
+    clock = MovableClock()
+    async with acemq.connect(f"memory://{name}", clock=clock) as mq:
+        await mq.declare(Topology().queue("orders"))
+        async with mq.receive("orders", int, prefetch=1) as receiving:
+            await mq.send_many("orders", [1, 2])
+            first = await anext(receiving)
+            assert (receiving.in_flight, receiving.held) == (1, 0)
+            for _ in range(3):
+                await clock.advance(timedelta(seconds=20))
+                assert (await mq.health()).status == "up"
+            await first.accept()
+            await (await anext(receiving)).accept()
+            assert (await mq.stats("orders")).counters.acked == 2
+        assert (await mq.stats("orders")).counters.acked == 2
 
 
 async def test_a_classic_queue_says_that_max_deliveries_has_no_effect(mq: AceMQ, queue: str) -> None:
@@ -234,6 +271,24 @@ async def test_a_broker_that_does_not_answer_is_down_after_the_probes_limit(name
         broker.release("exists")
 
 
+async def test_a_stuck_handler_of_a_batch_degrades_its_consumer(mq: AceMQ, queue: str) -> None:
+    release = asyncio.Event()
+
+    async def stuck(batch: Batch[int]) -> None:
+        while not release.is_set():
+            try:
+                await release.wait()
+            except asyncio.CancelledError:
+                continue
+
+    async with mq.consume_batches(queue, int, stuck, most=1, handler_timeout=timedelta(milliseconds=50)) as consumer:
+        await mq.send(queue, 1)
+        await until(lambda: len(consumer.stuck) == 1)
+        assert part(await mq.health(), "consumer").status == "degraded"
+        release.set()
+        await until(lambda: not consumer.stuck)
+
+
 async def test_work_that_waits_while_nothing_is_fetched_degrades_its_consumer_after_thirty_seconds(
     name: str,
 ) -> None:
@@ -257,6 +312,15 @@ async def test_work_that_waits_while_nothing_is_fetched_degrades_its_consumer_af
 
 
 # Stats
+
+
+async def test_stats_of_a_group_keep_what_those_that_left_have_counted(mq: AceMQ, queue: str) -> None:
+    async with mq.consume_group(queue, int, lambda message: None, size=3) as group:
+        await mq.send_many(queue, range(30))
+        await until(lambda: group.counters.acked == 30)
+        await group.scale(1)
+        assert (await mq.stats(queue)).counters.acked == 30
+        assert len((await mq.health()).parts) == 2
 
 
 async def test_m125_stats_are_the_counters_of_this_process_and_the_brokers_depths(mq: AceMQ, queue: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -12,6 +13,7 @@ import acemq
 from acemq import (
     AceMQ,
     Ack,
+    Batch,
     BatchPublishError,
     ConfigurationError,
     ConsumeInterceptor,
@@ -275,6 +277,101 @@ async def test_places_5_and_6_are_swallowed_and_what_the_handler_did_stands(
         (name, payload) for payload in (1, MIDDLE, 3) for name in "ba"
     ]
     assert places(book, other) == []
+
+
+# 4, 5 and 6 where messages are handled in batches
+
+
+async def test_place_4_in_a_batch_of_three_the_middle_one_never_enters_it(
+    mq: AceMQ, queue: str, book: list[tuple[Any, ...]]
+) -> None:
+    batches: list[list[int]] = []
+
+    async def load(batch: Batch[int]) -> None:
+        batches.append([message.payload for message in batch])
+        assert acemq.current_message() is None
+
+    class Current(Told):
+        def note(self, place: str, payload: object) -> None:
+            current = acemq.current_message()
+            assert place == "when_settled" or (current is not None and current.payload == payload)
+            super().note(place, payload)
+
+    await mq.send_many(queue, [1, MIDDLE, 3])
+    around = [Current("a", book), Current("b", book, "before_handle", only=MIDDLE)]
+    async with mq.consume_batches(queue, int, load, most=3, interceptors=around) as consumer:
+        await until(lambda: consumer.counters.acked == 2 and consumer.counters.dead_lettered == 1)
+        await until(lambda: len(places(book, "when_settled")) == 5)
+    assert batches == [[1, 3]]
+    letter = await mq.pull(f"{queue}.dlq", int)
+    assert letter is not None
+    assert letter.failure is not None
+    assert (letter.payload, letter.failure.how) == (MIDDLE, "refused")
+    await letter.accept()
+    assert places(book, "before_handle") == [("before_handle", name, n) for n in (1, MIDDLE, 3) for name in "ab"]
+    assert places(book, "after_handle") == [("after_handle", name, n) for n in (1, 3) for name in "ba"]
+    assert places(book, "handle_failed") == []
+    settled = places(book, "when_settled")
+    assert [name for _, name, n in settled if n == MIDDLE] == ["a"]
+    assert [name for _, name, n in settled if n == 1] == ["b", "a"]
+
+
+async def test_a_batch_that_is_refused_whole_calls_no_handler(
+    mq: AceMQ, queue: str, book: list[tuple[Any, ...]]
+) -> None:
+    batches: list[Batch[int]] = []
+    await mq.send_many(queue, [1, 2])
+    refuses = Told("a", book, "before_handle")
+    async with mq.consume_batches(queue, int, batches.append, most=2, interceptors=[refuses]) as consumer:
+        await until(lambda: consumer.counters.dead_lettered == 2)
+    assert batches == []
+
+
+@pytest.mark.parametrize("place", ["after_handle", "handle_failed"])
+async def test_places_5_and_6_in_a_batch_are_swallowed_and_tell_what_became_of_each(
+    mq: AceMQ, queue: str, book: list[tuple[Any, ...]], diagnostics: list[Diagnostic], place: str
+) -> None:
+    async def load(batch: Batch[int]) -> None:
+        batch.settle(batch[0], Ack.accept())
+        if place == "handle_failed":
+            raise ValueError("boom")
+
+    await mq.send_many(queue, [1, MIDDLE, 3])
+    around = [Told("a", book), Told("b", book, place, only=MIDDLE)]
+    async with mq.consume_batches(queue, int, load, most=3, retry=RetryPolicy.none(), interceptors=around) as consumer:
+        await until(lambda: consumer.counters.acked + consumer.counters.dead_lettered == 3)
+    failed = [told for told in diagnostics if told.name == "acemq.interceptor.failed"]
+    assert [told.message for told in failed] == [f"Told.{place} raised RuntimeError: no tenant"]
+    told = (1,) if place == "handle_failed" else (1, MIDDLE, 3)
+    assert [n for _, name, n in places(book, "after_handle") if name == "a"] == list(told)
+    assert [n for _, name, n in places(book, "handle_failed") if name == "a"] == [n for n in (1, 2, 3) if n not in told]
+
+
+async def test_closing_a_batch_consumer_from_a_hook_does_not_wait_for_itself(mq: AceMQ, queue: str) -> None:
+    class Closes(ConsumeInterceptor):
+        async def before_handle(self, message: Message[Any]) -> None:
+            await consumer.close()
+
+    await mq.send(queue, 1)
+    consumer = await mq.consume_batches(queue, int, lambda batch: None, most=1, interceptors=[Closes()])
+    await until(lambda: consumer.state == "closed", within=5)
+
+
+async def test_a_hook_that_cancels_itself_is_reported_and_ends_no_consumer(
+    mq: AceMQ, queue: str, diagnostics: list[Diagnostic]
+) -> None:
+    class Cancels(ConsumeInterceptor):
+        async def after_handle(self, message: Message[Any], decision: Ack) -> None:
+            raise asyncio.CancelledError
+
+    mq.intercept(Cancels())
+    async with mq.consume_batches(queue, int, lambda batch: None, most=1) as consumer:
+        await mq.send_many(queue, [1, 2])
+        await until(lambda: consumer.counters.acked == 2)
+    async with mq.consume(queue, int, lambda message: None) as single:
+        await mq.send(queue, 3)
+        await until(lambda: single.counters.acked == 1)
+    assert [told.name for told in diagnostics] == ["acemq.interceptor.failed"] * 3
 
 
 async def test_when_settled_says_what_happened_and_what_it_raises_is_reported(

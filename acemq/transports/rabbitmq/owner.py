@@ -18,8 +18,8 @@ from .session import ANSWER_LIMIT, Session, ask
 
 RETRY = (1.6, 2.4)
 """Seconds between two tries to become the owner, from and to."""
-STAND_BACK = (2.6, 3.2)
-"""Seconds for which an owner that lost its link leaves the right to those that stand by: longer than they wait."""
+STAND_BACK = (3.6, 4.2)
+"""Seconds for which an owner that lost its link leaves its queue to those that stand by: longer than they wait."""
 LOOK = 0.2
 """Seconds between two looks whether others still consume from the queue."""
 REPORT_AFTER = 30.0
