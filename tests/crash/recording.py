@@ -34,7 +34,8 @@ class Recorder:
 
     def lines(self, what: str | None = None, *, pid: int | None = None) -> list[Line]:
         found: list[Line] = []
-        for text in self._path.read_text().splitlines():
+        whole = self._path.read_text().rpartition("\n")[0]  # a line that is being written may be there in part
+        for text in whole.splitlines():
             kind, id, *numbers = text.split(" ")
             line = Line(kind, id, *map(int, numbers))
             if what in (None, line.what) and pid in (None, line.pid):

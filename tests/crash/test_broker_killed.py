@@ -219,7 +219,15 @@ async def test_o14_attempts_are_counted_over_a_restart_of_the_broker_and_of_the_
         assert len(seen) <= 6, "one run more for each restart that has cut a wait"
 
 
-@pytest.mark.parametrize("kind", KINDS)
+LOST_BY_RABBITMQ = (
+    "RabbitMQ moves what expires without confirming it: into a quorum queue that has no leader yet after a restart it is "
+    "lost. Seen with a plain client on 3.10.8, 20 of 20; documented with its remedies"
+)
+
+
+@pytest.mark.parametrize(
+    "kind", ["classic", pytest.param("quorum", marks=pytest.mark.xfail(reason=LOST_BY_RABBITMQ, strict=True))]
+)
 async def test_a_copy_whose_rung_expires_while_the_broker_is_away_comes_home(
     server: RabbitMQ, name: str, kind: Kind
 ) -> None:
