@@ -220,8 +220,8 @@ async def test_o14_attempts_are_counted_over_a_restart_of_the_broker_and_of_the_
 
 
 LOST_BY_RABBITMQ = (
-    "RabbitMQ moves what expires without confirming it: into a quorum queue that has no leader yet after a restart it is "
-    "lost. Seen with a plain client on 3.10.8, 20 of 20; documented with its remedies"
+    "RabbitMQ moves what expires without confirming it: into a quorum queue that has no leader yet after a restart it "
+    "is lost. Seen with a plain client on 3.10.8, 20 of 20; documented with its remedies"
 )
 
 
