@@ -188,6 +188,37 @@ async def test_verify_names_what_is_missing_beside_a_queue_and_makes_nothing(mq:
             assert not await mq.exists(f"{queue}{suffix}")
 
 
+async def test_verify_makes_nothing_for_batches_and_groups_either(mq: AceMQ, url: str, named: str) -> None:
+    queue = f"{named}-a"
+    await mq.declare(Topology().queue(queue, **CLASSIC))
+    async with acemq.connect(url, topology=TopologyMode.VERIFY) as careful:
+        with pytest.raises(TopologyError, match="topology=VERIFY"):
+            await careful.consume_batches(queue, int, lambda batch: None)
+        with pytest.raises(TopologyError, match="topology=VERIFY"):
+            await careful.consume_group(queue, int, handle, size=2)
+        async with careful.receive(queue, int):
+            pass  # it needs nothing
+        assert not await mq.exists(f"{queue}.dlq")
+
+
+@pytest.mark.parametrize("mode", TopologyMode)
+async def test_an_exclusive_consumer_is_one_in_each_mode_and_its_lock_is_not_described(
+    mq: AceMQ, url: str, named: str, mode: TopologyMode
+) -> None:
+    queue = f"{named}-a"
+    await mq.declare(Topology().queue(queue, **CLASSIC))
+    await mq.provide(mq.beside(queue))
+    async with (
+        acemq.connect(url, topology=mode) as connection,
+        connection.consume(queue, int, handle, exclusive=True) as owner,
+        connection.consume(queue, int, handle, exclusive=True) as standby,
+    ):
+        await mq.send(queue, 1)
+        await until(lambda: owner.counters.acked == 1)
+        assert standby.counters.acked == 0
+        assert f"acemq.owner.{queue}" not in {each.name for each in connection.declared().queues}
+
+
 async def test_verify_names_everything_that_a_pipeline_lacks_before_a_step_is_consumed(
     mq: AceMQ, url: str, named: str
 ) -> None:
