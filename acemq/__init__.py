@@ -7,7 +7,8 @@ from acemq.ack import Ack
 from acemq.batching import Batch, BatchHandler
 from acemq.clock import Clock, MovableClock, SystemClock
 from acemq.codec import BytesCodec, Codec, Codecs, JsonCodec, MsgpackCodec, Payload, PayloadType, TextCodec, one_of
-from acemq.connection import Connection, ConnectOptions
+from acemq.connect_options import ConnectOptions
+from acemq.connection import Connection
 from acemq.consume_options import ConsumeOptions
 from acemq.consuming import Consumer, ConsumerState, Drained
 from acemq.envelope import Envelope
@@ -53,7 +54,8 @@ from acemq.patterns.pipeline import Pipeline, PipelineCounters, RunningPipeline,
 from acemq.patterns.replay import Replay, ReplayResult, StopReason
 from acemq.patterns.routing_slip import Itinerary, Route, RoutingSlip, Stop
 from acemq.plan import Finding, Plan
-from acemq.publishing import Publisher, PublishOptions, Receipt
+from acemq.publish_options import PublishOptions
+from acemq.publishing import Publisher, Receipt
 from acemq.pulling import Pulled
 from acemq.receiving import Receiving
 from acemq.retry import Backoff, RetryPolicy

@@ -7,16 +7,17 @@ import functools
 import itertools
 import socket
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
-from typing import Any, Self, TypedDict, TypeVar, Unpack
+from typing import Any, Self, TypeVar, Unpack
 
 from msgspec.structs import replace
 
 from acemq.batching import Batch, BatchConsumer, BatchHandler, check_batches
 from acemq.clock import SYSTEM, Clock, check_duration
 from acemq.codec import Codec, Codecs, Payload, PayloadType, Reader
+from acemq.connect_options import ConnectOptions, check_connect
 from acemq.consume_options import ConsumeOptions, check_options, check_policy, check_prefetch
 from acemq.consuming import Consumer, Drained
 from acemq.errors import (
@@ -39,11 +40,11 @@ from acemq.message import Handler
 from acemq.moving import Mover
 from acemq.opening import Opening, transport_for
 from acemq.plan import Plan
-from acemq.publishing import Outbound, Publisher, PublishOptions, Receipt
+from acemq.publish_options import PublishOptions
+from acemq.publishing import Outbound, Publisher, Receipt
 from acemq.pulling import Pulled
 from acemq.receiving import Receiving
-from acemq.retry import DEFAULT, Backoff, RetryPolicy
-from acemq.security import CredentialsSource, Tls
+from acemq.retry import DEFAULT, RetryPolicy
 from acemq.settling import ConsumerCounters
 from acemq.stats import KEPT, Depths, QueueStats
 from acemq.telemetry import CONNECTION_LOST, CONNECTION_RECOVERED, Diagnostic, Gauges, Reading, Reporter, Telemetry
@@ -54,52 +55,10 @@ T = TypeVar("T")
 S = TypeVar("S", bound=Consumer | Receiving[Any])
 
 
-class ConnectOptions(TypedDict, total=False):
-    """How a connection behaves; all of it optional."""
-
-    name: str
-    """acemq; the first half of the origin, `{name}@{host}`."""
-    codec: Codec
-    """`Codecs.default()`."""
-    retry: RetryPolicy
-    """Five attempts after waits of 1, 2, 4 and 8 s."""
-    prefetch: int
-    """20; deliveries that a consumer holds unsettled."""
-    credentials: CredentialsSource
-    """What the URL says; a value, or a function that is asked at every dial. It replaces the URL's."""
-    tls: Tls
-    """With `amqps://` only. The system's trust store, host name checked, TLS 1.2 and newer."""
-    interceptors: Sequence[PublishInterceptor | ConsumeInterceptor]
-    """Hooks round every publish and every handler of this connection."""
-    correlate: bool
-    """True: what a handler publishes carries the correlation of the message in hand."""
-    max_outstanding: int
-    """1,000; publishes without an answer, over every path."""
-    publish_timeout: timedelta
-    """10 s."""
-    connect_timeout: timedelta
-    """30 s."""
-    close_timeout: timedelta
-    """20 s; one budget for the whole connection."""
-    reconnect: Backoff
-    """Pauses between dials: from 0.25 s, doubling to 30 s, with full jitter."""
-    topology: TopologyMode
-    """`CREATE`: what the library needs by itself is made. `VERIFY` looks whether it is there, `NONE` does not."""
-    when_blocked: WhenBlocked
-    """REFUSE: while the broker takes no publishes they raise at once; WAIT: inside their time limit they wait first."""
-    threads: int
-    """32; the pool for handlers that are plain functions."""
-    on_diagnostic: Callable[[Diagnostic], None]
-    """Told what a person should know about; the logger `acemq` has it too."""
-    clock: Clock
-    """The system's; a `MovableClock` in tests on memory."""
-
-
 KNOWN_FOR = timedelta(seconds=60)
 """An older depth is not shown by a gauge."""
 SAMPLED_EVERY = timedelta(seconds=15)
 
-_OPTIONS = frozenset(ConnectOptions.__annotations__)
 _THE_TRANSPORTS = ("clock", "reconnect", "credentials", "tls")
 _PULL_MOST = 1_000
 _VERIFIED = "This connection makes nothing (topology=VERIFY); apply what declared() of one that may has printed"
@@ -109,7 +68,7 @@ class Connection:
     """A broker in hand. Belongs to the event loop that opened it; patterns stand on it."""
 
     def __init__(self, url: str, **options: Unpack[ConnectOptions]) -> None:
-        _check(options)
+        check_connect(options)
         self.name = options.get("name", "acemq")
         self.origin = f"{self.name}@{socket.gethostname() or 'unknown'}"
         self.clock: Clock = options.get("clock", SYSTEM)
@@ -669,29 +628,3 @@ class Connection:
 
 def _class_of(payload: Payload[Any]) -> Any:
     return payload.into if isinstance(payload, PayloadType) else payload
-
-
-def _check(options: ConnectOptions) -> None:
-    unknown = options.keys() - _OPTIONS
-    if unknown:
-        raise TypeError(
-            f"connect() got an unexpected keyword argument {min(unknown)!r}; known: {', '.join(sorted(_OPTIONS))}"
-        )
-    given: dict[str, Any] = dict(options)
-    for option in ("publish_timeout", "connect_timeout"):
-        if option in given:
-            check_duration(option, given[option])
-    if "close_timeout" in options:
-        check_duration("close_timeout", options["close_timeout"], zero=True)
-    for option, most in (("prefetch", 65_535), ("max_outstanding", 1_000_000), ("threads", 1_000)):
-        if option in given and not 1 <= given[option] <= most:
-            raise ConfigurationError(f"{option}={given[option]} must lie between 1 and {most:,}")
-    mode: object = options.get("topology", TopologyMode.CREATE)
-    if not isinstance(mode, TopologyMode):
-        raise ConfigurationError(f"topology={mode!r} must be one of TopologyMode: {', '.join(TopologyMode)}")
-    when = options.get("when_blocked", WhenBlocked.REFUSE)
-    if not isinstance(when, WhenBlocked):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise ConfigurationError(f"when_blocked={when!r} must be WhenBlocked.REFUSE or WhenBlocked.WAIT")
-    name = options.get("name", "acemq")
-    if not name or "@" in name or len(name.encode()) > 100:
-        raise ConfigurationError(f"name={name!r} must have 1 to 100 bytes and no '@'")

@@ -11,7 +11,7 @@ from contextlib import nullcontext
 from contextvars import ContextVar
 from datetime import timedelta
 from enum import StrEnum
-from typing import Any, Literal, Self, cast
+from typing import Any, Literal, Self
 
 import msgspec
 from opentelemetry import trace
@@ -389,7 +389,7 @@ class Consumer:
 
     def _report_stuck(self, given: Any, limit: timedelta) -> None:
         self.stuck.add(given)
-        message = cast("Message[Any]", given) if isinstance(given, Message) else None
+        message: Message[Any] | None = given if isinstance(given, Message) else None  # pyright: ignore[reportUnknownVariableType]
         text = f"the handler was cancelled after {limit.total_seconds():g} s and still runs; it keeps its slot"
         self._say(HANDLER_STUCK, "error", text, message)
 

@@ -18,7 +18,8 @@ from acemq.envelope import Envelope
 from acemq.errors import ConfigurationError
 from acemq.handling import name_of
 from acemq.message import CURRENT, Handled, Message
-from acemq.publishing import ENVELOPE_OPTIONS, PublishOptions, Receipt, check_known
+from acemq.publish_options import ENVELOPE_OPTIONS, PublishOptions, check_known
+from acemq.publishing import Receipt
 from acemq.settling import Refused, bad_answer
 from acemq.telemetry import LISTENER_FAILED, Diagnostic, Reporter
 

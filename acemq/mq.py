@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from typing import TypeVar, Unpack
 
-from acemq.connection import Connection, ConnectOptions
+from acemq.connect_options import ConnectOptions
+from acemq.connection import Connection
 from acemq.envelope import Envelope
 from acemq.opening import Opening
 from acemq.patterns import routing_slip
 from acemq.patterns.pipeline import Pipeline
 from acemq.patterns.replay import Replay
 from acemq.patterns.routing_slip import Itinerary, RoutingSlip
-from acemq.publishing import PublishOptions, Receipt
+from acemq.publish_options import PublishOptions
+from acemq.publishing import Receipt
 from acemq.topology import check_name
 
 T = TypeVar("T")

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import timedelta
 from itertools import islice
-from typing import TYPE_CHECKING, Generic, TypedDict, TypeVar, Unpack
+from typing import TYPE_CHECKING, Generic, TypeVar, Unpack
 
 import msgspec
 from opentelemetry.trace import Span
@@ -16,7 +16,7 @@ from opentelemetry.trace import Span
 from acemq import headers as h
 from acemq import transport as port
 from acemq.clock import SYSTEM, Clock, check_duration
-from acemq.codec import Codec, Codecs
+from acemq.codec import Codecs
 from acemq.envelope import Envelope, to_millis, write
 from acemq.errors import (
     AcemqError,
@@ -35,6 +35,7 @@ from acemq.mapping import publish_error
 from acemq.message import CURRENT, IN_BATCH
 from acemq.passing import Passing
 from acemq.permits import Permits
+from acemq.publish_options import SAID_BY_ENVELOPE, PublishOptions, check_known
 from acemq.telemetry import Telemetry, end_span
 from acemq.topology import check_key, check_name
 from acemq.transport import Outgoing, Published, PublishResult, Transport
@@ -49,53 +50,6 @@ WINDOW = 500
 
 NAMES = 10_000
 """Queues whose sends are counted; beyond it the one that was sent to first is forgotten."""
-
-
-class PublishOptions(TypedDict, total=False):
-    """What may be said about one publish; all of it optional."""
-
-    headers: Mapping[str, HeaderValue]
-    """The application's own; names beginning with `x-acemq-` are refused."""
-    message_id: str
-    """A new UUID of version 4."""
-    type: str
-    """The routing key."""
-    version: int
-    """1; of the payload's shape, for readers that look at it."""
-    correlation_id: str
-    """That of the message in hand, else the id."""
-    causation_id: str
-    """The id of the message in hand."""
-    claim: str
-    """The application's own word about where a body lies; the library never reads it."""
-    envelope: Envelope
-    """Instead of the seven above; together they are refused."""
-    codec: Codec
-    """The connection's."""
-    content_type: str
-    """Picks the codec; for bytes it is only the label."""
-    persistent: bool
-    """True: the message survives a restart of the broker."""
-    mandatory: bool
-    """True: a message that no queue takes is an error."""
-    priority: int
-    """0–255, below the levels that the queue was declared with."""
-    expires_in: timedelta
-    """After it the message is not handled any more."""
-    delay: timedelta
-    """Not before; needs the capability."""
-    reply_to: str
-    """The queue that an answer goes to."""
-    ordering_key: str
-    """For queues declared ordered."""
-    timeout: timedelta
-    """For permit, connection and confirm together; the connection's `publish_timeout`."""
-
-
-_OPTIONS = frozenset(PublishOptions.__annotations__)
-_SAID_BY_ENVELOPE = ("headers", "message_id", "type", "version", "correlation_id", "causation_id", "claim")
-ENVELOPE_OPTIONS = (*_SAID_BY_ENVELOPE, "envelope")
-"""The options that become an envelope."""
 
 
 class Receipt(msgspec.Struct, frozen=True):
@@ -473,7 +427,7 @@ class Outbound:
     def _headers_with(self, routing_key: str, options: PublishOptions) -> dict[str, HeaderValue]:
         envelope = options.get("envelope")
         if envelope is not None:
-            given = [name for name in _SAID_BY_ENVELOPE if name in options]
+            given = [name for name in SAID_BY_ENVELOPE if name in options]
             if given:
                 raise ConfigurationError(
                     f"envelope= says it all: leave out {', '.join(given)}, or use envelope.replace()"
@@ -613,12 +567,6 @@ class Outbound:
 def _left(limit: timedelta, began: float) -> timedelta:
     """Of a time limit; a millisecond where nothing is, as a transport takes no less."""
     return max(limit - timedelta(seconds=time.perf_counter() - began), timedelta(milliseconds=1))
-
-
-def check_known(options: PublishOptions) -> None:
-    unknown = options.keys() - _OPTIONS
-    if unknown:
-        raise TypeError(f"unexpected keyword argument {min(unknown)!r}; known: {', '.join(sorted(_OPTIONS))}")
 
 
 def _all_through(results: list[Receipt | Exception]) -> list[Receipt]:

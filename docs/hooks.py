@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import acemq
-from acemq import connection, errors, publishing, telemetry, topology
+from acemq import connect_options, errors, publish_options, telemetry, topology
 from acemq.consume_options import ConsumeOptions
 from acemq.opening import transport_for
 from acemq.settling import TABLE
@@ -145,11 +145,11 @@ def _time(length: timedelta) -> str:
 
 
 def connect_options() -> str:
-    return options_of(connection.ConnectOptions)
+    return options_of(connect_options.ConnectOptions)
 
 
 def publish_options() -> str:
-    return options_of(publishing.PublishOptions)
+    return options_of(publish_options.PublishOptions)
 
 
 def consume_options() -> str:

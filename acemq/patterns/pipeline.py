@@ -24,7 +24,8 @@ from acemq.ids import new_id
 from acemq.message import Message
 from acemq.opening import Opening
 from acemq.patterns.routing_slip import Itinerary, Route, RoutingSlip, Stop
-from acemq.publishing import ENVELOPE_OPTIONS, PublishOptions, Receipt
+from acemq.publish_options import ENVELOPE_OPTIONS, PublishOptions
+from acemq.publishing import Receipt
 from acemq.retry import RetryPolicy
 from acemq.topology import Topology
 

@@ -21,7 +21,8 @@ from acemq.errors import ConfigurationError, RouteError
 from acemq.headers import HeaderValue
 from acemq.ids import new_id
 from acemq.message import Message
-from acemq.publishing import ENVELOPE_OPTIONS, PublishOptions, Receipt
+from acemq.publish_options import ENVELOPE_OPTIONS, PublishOptions
+from acemq.publishing import Receipt
 
 
 class RoutingSlip(msgspec.Struct, frozen=True):

@@ -10,7 +10,8 @@ from acemq.clock import MovableClock
 from acemq.codec import Codecs
 from acemq.envelope import Envelope, EnvelopeFields, from_millis, to_millis
 from acemq.mq import AceMQ
-from acemq.publishing import Outbound, PublishOptions
+from acemq.publish_options import PublishOptions
+from acemq.publishing import Outbound
 from acemq.telemetry import Telemetry
 from tests.wire.broker import on_the_wire
 from tests.wire.suite import Suite, Values

@@ -12,7 +12,8 @@ from contextlib import asynccontextmanager, suppress
 from datetime import timedelta
 from typing import Any, Unpack
 
-from acemq.connection import Connection, ConnectOptions
+from acemq.connect_options import ConnectOptions
+from acemq.connection import Connection
 from acemq.headers import DELIVERY_COUNT, Headers, HeaderValue
 from acemq.testing.conformance.hooks import NOW, Faults, Hooks
 from acemq.testing.conformance.scenario import Scenario

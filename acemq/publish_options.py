@@ -1,0 +1,64 @@
+"""What may be said about one publish."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import TypedDict
+
+from acemq.codec import Codec
+from acemq.envelope import Envelope
+from acemq.headers import HeaderValue
+
+
+class PublishOptions(TypedDict, total=False):
+    """What may be said about one publish; all of it optional."""
+
+    headers: Mapping[str, HeaderValue]
+    """The application's own; names beginning with `x-acemq-` are refused."""
+    message_id: str
+    """A new UUID of version 4."""
+    type: str
+    """The routing key."""
+    version: int
+    """1; of the payload's shape, for readers that look at it."""
+    correlation_id: str
+    """That of the message in hand, else the id."""
+    causation_id: str
+    """The id of the message in hand."""
+    claim: str
+    """The application's own word about where a body lies; the library never reads it."""
+    envelope: Envelope
+    """Instead of the seven above; together they are refused."""
+    codec: Codec
+    """The connection's."""
+    content_type: str
+    """Picks the codec; for bytes it is only the label."""
+    persistent: bool
+    """True: the message survives a restart of the broker."""
+    mandatory: bool
+    """True: a message that no queue takes is an error."""
+    priority: int
+    """0–255, below the levels that the queue was declared with."""
+    expires_in: timedelta
+    """After it the message is not handled any more."""
+    delay: timedelta
+    """Not before; needs the capability."""
+    reply_to: str
+    """The queue that an answer goes to."""
+    ordering_key: str
+    """For queues declared ordered."""
+    timeout: timedelta
+    """For permit, connection and confirm together; the connection's `publish_timeout`."""
+
+
+_OPTIONS = frozenset(PublishOptions.__annotations__)
+SAID_BY_ENVELOPE = ("headers", "message_id", "type", "version", "correlation_id", "causation_id", "claim")
+ENVELOPE_OPTIONS = (*SAID_BY_ENVELOPE, "envelope")
+"""The options that become an envelope."""
+
+
+def check_known(options: PublishOptions) -> None:
+    unknown = options.keys() - _OPTIONS
+    if unknown:
+        raise TypeError(f"unexpected keyword argument {min(unknown)!r}; known: {', '.join(sorted(_OPTIONS))}")
