@@ -63,7 +63,11 @@ class TopologyScenarios(Hooks):
         wanted = bench.described(queue, ttl=two) if expires else bench.described(queue, dead_letter=True)
         with pytest.raises(DriftError, match=queue) as drift:
             await bench.apply(wanted | bench.described(other))
-        told = [finding for finding in drift.value.plan.findings if isinstance(finding, Finding) and finding.verdict == "drift"]
+        told = [
+            finding
+            for finding in drift.value.plan.findings
+            if isinstance(finding, Finding) and finding.verdict == "drift"
+        ]
         assert {finding.name for finding in told} == {queue}
         assert all(finding.argument and finding.wanted != finding.found for finding in told)
         assert not await bench.t.exists(other)
