@@ -100,13 +100,20 @@ class MovableClock:
             await self.rest()
         self._elapsed = max(self._elapsed, end)
 
-    async def advance_to_next(self) -> bool:
-        """Move on to the next timer, however far ahead; False when none is set."""
+    def next(self) -> timedelta | None:
+        """How far ahead the next timer is; `None` when none is set. To advance by it reaches that timer."""
         while self._timers and self._timers[0].cancelled:
             heapq.heappop(self._timers)
         if not self._timers:
+            return None
+        return timedelta(seconds=max(self._timers[0].at - self._elapsed, 0.0)) + timedelta.resolution
+
+    async def advance_to_next(self) -> bool:
+        """Move on to the next timer, however far ahead; False when none is set."""
+        ahead = self.next()
+        if ahead is None:
             return False
-        await self.advance(timedelta(seconds=max(self._timers[0].at - self._elapsed, 0.0)) + timedelta.resolution)
+        await self.advance(ahead)
         return True
 
     async def rest(self) -> None:

@@ -1,4 +1,9 @@
-"""What helps to test: the conformance kit, with which anyone may prove a transport (`acemq.testing.conformance`).
+"""What helps to test: a harness for programs (`MessageHarness`), a message for a handler alone (`message`), and the
+conformance kit, with which anyone may prove a transport (`acemq.testing.conformance`).
 
-It needs pytest: `pip install "acemq[testing]"`.
+The kit needs pytest: `pip install "acemq[testing]"`. The rest works with any runner.
 """
+
+from acemq.testing.harness import Handling, MessageHarness, Sent, message
+
+__all__ = ["Handling", "MessageHarness", "Sent", "message"]

@@ -31,6 +31,7 @@ class StoredMessage:
     state: Literal["ready", "held", "delayed"]
     message_id: str | None
     body: bytes
+    content_type: str | None
     headers: Headers
     exchange: str
     routing_key: str
@@ -143,6 +144,7 @@ class MemoryBroker(Broker):
                     state=cast(Literal["ready", "held", "delayed"], message.where),
                     message_id=message.message_id,
                     body=message.body,
+                    content_type=message.content_type,
                     headers=message.headers_for_one(),
                     exchange=message.exchange,
                     routing_key=message.routing_key,
