@@ -16,9 +16,11 @@ from pathlib import Path
 from typing import Any
 
 import acemq
-from acemq import connect_options, errors, publish_options, telemetry, topology
+from acemq import errors, telemetry, topology
+from acemq.connect_options import ConnectOptions
 from acemq.consume_options import ConsumeOptions
 from acemq.opening import transport_for
+from acemq.publish_options import PublishOptions
 from acemq.settling import TABLE
 from acemq.transport import FOREVER, Capabilities
 
@@ -145,11 +147,11 @@ def _time(length: timedelta) -> str:
 
 
 def connect_options() -> str:
-    return options_of(connect_options.ConnectOptions)
+    return options_of(ConnectOptions)
 
 
 def publish_options() -> str:
-    return options_of(publish_options.PublishOptions)
+    return options_of(PublishOptions)
 
 
 def consume_options() -> str:
