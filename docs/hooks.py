@@ -22,10 +22,13 @@ from acemq.consume_options import ConsumeOptions
 from acemq.opening import transport_for
 from acemq.publish_options import PublishOptions
 from acemq.settling import TABLE
+from acemq.testing.conformance import guarantees as proved
+from acemq.testing.conformance.report import counts
 from acemq.transport import FOREVER, Capabilities
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benches" / "results"
+REPORTS = ROOT / "docs" / "reports"
 
 MARK = re.compile(r"^<!-- made: ([a-z-]+) -->$", re.MULTILINE)
 
@@ -100,6 +103,31 @@ def capabilities() -> str:
     rows = [(what, *(shown(value(can)) for can in (memory, rabbitmq))) for what, value in _CAPABILITIES.items()]
     told = "\n".join(f"- {note}" for note in rabbitmq.notes)
     return f"{table(('', '`memory://`', '`amqp://`'), rows)}\n\nOf RabbitMQ, in its own words:\n\n{told}"
+
+
+# What each transport has shown
+
+
+def guarantees() -> str:
+    """The table of the conformance kit, from the last reports."""
+    return proved.table(reports())
+
+
+def conformance_runs() -> str:
+    rows = (
+        (
+            f"`{report['transport']}`",
+            report["server"] or "in the process",
+            report["when"][:10],
+            *(str(counts(report)[outcome]) for outcome in ("passed", "gap", "skipped", "failed")),
+        )
+        for report in reports()
+    )
+    return table(("transport", "server", "run on", "passed", "gaps", "do not apply", "failed"), rows)
+
+
+def reports() -> list[dict[str, Any]]:
+    return [json.loads(path.read_text()) for path in sorted(REPORTS.glob("*.json"))]
 
 
 _CAPABILITIES: dict[str, Callable[[Capabilities], object]] = {
@@ -374,4 +402,6 @@ MADE: dict[str, Callable[[], str]] = {
     "metrics": metrics,
     "names": names,
     "benchmarks": benchmarks,
+    "guarantees": guarantees,
+    "conformance-runs": conformance_runs,
 }

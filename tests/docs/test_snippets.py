@@ -79,7 +79,9 @@ def test_the_tests_shown_pass() -> None:
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert re.search(rf"^{len(TESTS)} passed", done.stdout, re.MULTILINE)
+    passed = re.search(r"^(\d+) passed", done.stdout, re.MULTILINE)
+    assert passed is not None
+    assert int(passed[1]) >= len(TESTS)
 
 
 def test_every_output_belongs_to_a_program() -> None:

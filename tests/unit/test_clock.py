@@ -126,3 +126,15 @@ def test_a_stamp_is_utc_and_truncated_to_seconds(moment: datetime) -> None:
 def test_a_stamp_of_a_naive_moment_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="naive"):
         whole_seconds(datetime(2027, 1, 1))
+
+
+async def test_to_the_next_timer_and_no_further() -> None:
+    clock, rung = MovableClock(), list[float]()
+    clock.call_later(0.5, lambda: rung.append(clock.monotonic())).cancel()
+    for delay in (60.0, 1.0):
+        clock.call_later(delay, lambda: rung.append(clock.monotonic()))
+    assert await clock.advance_to_next()
+    assert rung == [1.0]
+    assert await clock.advance_to_next()
+    assert rung == [1.0, 60.0]
+    assert not await clock.advance_to_next()

@@ -48,10 +48,6 @@ REFUSED_VALUES: dict[str, Any] = {
 SIZES = (0, 1, 4_095, 4_096, 131_072, 262_143, 1 << 20)
 
 
-class _Items(list[Any]):
-    """A list of anything, for the type checkers."""
-
-
 def same(found: Any, sent: Any) -> bool:
     """Equal in value and type, and so all the way down."""
     if isinstance(sent, float) and math.isnan(sent):
@@ -62,7 +58,7 @@ def same(found: Any, sent: Any) -> bool:
         wanted, got = cast("dict[str, Any]", sent), cast("dict[str, Any]", found)
         return got.keys() == wanted.keys() and all(same(got[name], wanted[name]) for name in wanted)
     if isinstance(sent, list):
-        items, others = _Items(cast("list[object]", sent)), _Items(cast("list[object]", found))
+        items, others = cast("Sequence[Any]", sent), cast("Sequence[Any]", found)
         return len(others) == len(items) and all(map(same, others, items))
     return bool(found == sent)
 

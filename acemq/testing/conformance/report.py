@@ -41,7 +41,8 @@ def report_of(results: Iterable[Told]) -> dict[str, Any]:
         "capabilities": head["capabilities"],
         "scenarios": list(scenarios.values()),
         "guarantees": [
-            msgspec.to_builtins(each) for each in (guarantees(head["capabilities"], scenarios) if scenarios else ())
+            msgspec.json.decode(msgspec.json.encode(each))
+            for each in (guarantees(head["capabilities"], scenarios) if head["capabilities"] else ())
         ],
     }
 

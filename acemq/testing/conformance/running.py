@@ -162,7 +162,7 @@ def _describe(bench: Bench, result: Result) -> None:
 
 def plain(can: Capabilities) -> dict[str, Any]:
     """Capabilities as JSON holds them: lengths of time in seconds, and "any" for `FOREVER`."""
-    out: dict[str, Any] = msgspec.to_builtins(can, builtin_types=(), enc_hook=str)
+    out: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(can))
     for field in ("publish_delay", "requeue_delay", "hold_limit"):
         length = getattr(can, field)
         out[field] = None if length is None else "any" if length.days > 100_000_000 else length.total_seconds()
