@@ -59,6 +59,11 @@ class Worker:
         os.kill(self.pid, signal.SIGKILL)
         self._process.wait()
 
+    def terminate(self) -> None:
+        """SIGTERM: it is asked to end, and not waited for."""
+        assert self.is_running, self.last_words()
+        os.kill(self.pid, signal.SIGTERM)
+
     async def ended(self, *, within: float = 20) -> int:
         await until(lambda: not self.is_running, within=within)
         return self.exit_code

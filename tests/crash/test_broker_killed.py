@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import logging
 import time
 from collections import Counter
 from datetime import timedelta
@@ -21,6 +22,8 @@ from tests.crash.worker import Job, Watched
 from tests.foreign.client import Foreign
 from tests.services import RabbitMQ
 from tests.waiting import until
+
+log = logging.getLogger(__name__)
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(150)]
 
@@ -120,6 +123,55 @@ async def test_a_broker_killed_under_load_keeps_what_it_confirmed_and_never_gets
                     await message.accept()
     assert load.confirmed <= there, "none that was confirmed is lost"
     assert load.refused
+    assert not load.refused & there, "none that was refused has arrived after all"
+    assert there <= load.confirmed | load.failed
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_broker_killed_with_publishes_outstanding_has_each_of_the_thousands_that_it_confirmed(
+    server: RabbitMQ, name: str, kind: Kind
+) -> None:
+    consumed, resting = f"{name}-consumed", f"{name}-resting"
+    async with acemq.connect(server.url, reconnect=Backoff(ceiling=timedelta(seconds=4))) as mq:
+        await mq.declare(Topology().queue(consumed, type=kind).queue(resting, type=kind))
+        declared_at = time.monotonic()
+        handled: Counter[str] = Counter()
+        consumer = await mq.consume(consumed, str, lambda message: handled.update([message.id]))
+        await until(lambda: time.monotonic() - declared_at > RIPE)
+        load = Load(mq, consumed, resting)
+        running = asyncio.create_task(load.run(300))
+        await until(lambda: len(load.confirmed) >= 2_000 and mq.state.outstanding >= 50, within=30)
+
+        outstanding, confirmed = mq.state.outstanding, len(load.confirmed)
+        server.kill()  # in this turn of the loop, so that both numbers hold at the death
+        assert outstanding >= 50
+        assert 2_000 <= confirmed <= 8_000
+        await until(lambda: mq.state.phase == "reconnecting" and len(load.failed | load.refused) >= 50)
+        load.stop()
+        await running
+        unanswered = len(load.failed)
+
+        await asyncio.to_thread(server.start)
+        back_at = time.monotonic()
+        await mq.send(consumed, "after", message_id="after", timeout=timedelta(seconds=10))
+        await until(lambda: "after" in handled)
+        took = time.monotonic() - back_at
+        assert took < 10
+        assert consumer.state is ConsumerState.RUNNING
+        await until(lambda: {id for id in load.confirmed if id.startswith(consumed)} <= handled.keys(), within=30)
+        await consumer.close()
+        there = {*handled} - {"after"}
+        for queue in (consumed, resting):
+            while pulled := await mq.pull_many(queue, str, most=1_000):
+                there.update(message.id for message in pulled)
+                for message in pulled:
+                    await message.accept()
+    log.info(
+        "%s: %d outstanding and %d confirmed at its death, %d never answered, consumers back after %.1f s",
+        *(kind, outstanding, confirmed, unanswered, took),
+    )
+    assert unanswered, "some had no answer when it died"
+    assert load.confirmed <= there, "none that was confirmed is lost"
     assert not load.refused & there, "none that was refused has arrived after all"
     assert there <= load.confirmed | load.failed
 

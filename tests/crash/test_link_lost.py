@@ -7,12 +7,12 @@ import logging
 import time
 from collections import Counter
 from datetime import timedelta
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
 
 import acemq
-from acemq import AceMQ, Ack, Backoff, Consumer, ConsumerState, Diagnostic, Message, Receipt, Topology
+from acemq import AceMQ, Ack, Backoff, Consumer, ConsumerState, Diagnostic, Message, Receipt, Receiving, Topology
 from acemq.errors import PublishError, PublishFailedError, PublishRefusedError
 from tests.crash import census
 from tests.crash.conftest import remove
@@ -326,6 +326,72 @@ async def test_m009_thirty_forced_reconnects_leave_everything_as_it_was_after_th
         assert max(seen.values()) == 1
         assert {consumer.state for consumer in consumers} == {ConsumerState.RUNNING}
         assert forced.outbound.permits.in_use == 0
+    await remove(mq, *queues)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(150)
+async def test_fifty_forced_reconnects_leave_broker_and_process_as_after_the_first_whatever_consumes(
+    rabbitmq: RabbitMQ, mq: AceMQ, name: str, proxy: Proxy, proxied: str
+) -> None:
+    handled, grouped, received = (f"{name}-{what}" for what in ("handled", "grouped", "received"))
+    queues = [handled, grouped, received]
+    for queue in queues:
+        await mq.declare(Topology().queue(queue, type="classic"))
+    async with acemq.connect(proxied, name="fifty", reconnect=QUICK) as forced:
+        seen: Counter[str] = Counter()
+
+        def note(message: Message[str]) -> None:
+            seen[message.payload] += 1
+
+        async def take(receiving: Receiving[str]) -> None:
+            async for message in receiving:
+                seen[message.payload] += 1
+                await message.accept()
+
+        await forced.consume(handled, str, note)
+        await forced.consume_group(grouped, str, note, size=2)
+        async with forced.receive(received, str) as receiving:
+            taking = asyncio.create_task(take(receiving))
+
+            async def force(number: int, cause: Cause) -> None:
+                generation = forced.state.generation
+                if cause == "cut":
+                    proxy.cut()
+                else:
+                    await close_by_server(rabbitmq)
+                await recovered(forced, generation)
+                for queue in queues:
+                    await forced.send(queue, f"{queue} {number}")
+                await until(lambda: all(f"{queue} {number}" in seen for queue in queues))
+
+            async def settled() -> dict[str, Any]:
+                """What the broker has once it has noticed the end of every connection but the last."""
+                found: dict[str, Any] = {}
+
+                async def is_settled() -> bool:
+                    nonlocal found
+                    found = await census.on_broker(rabbitmq)
+                    ours = [each for each in found["connections"] if each.startswith("fifty@")]
+                    consuming = [queue for queue, _ in found["consumers"] if queue in queues]
+                    return len(ours) == 2 and sorted(consuming) == sorted([*queues, grouped])
+
+                await until_async(is_settled, within=20)
+                return found
+
+            await force(0, "cut")
+            tasks, broker = census.tasks(), await settled()
+            for number in range(1, 50):
+                await force(number, "closed" if number % 10 == 0 else "cut")
+            assert forced.state.generation == 51
+            assert census.tasks() == tasks
+
+            async def is_as_before() -> bool:
+                return await census.on_broker(rabbitmq) == broker
+
+            await until_async(is_as_before, within=20)
+            assert forced.outbound.permits.in_use == 0
+        await taking
     await remove(mq, *queues)
 
 

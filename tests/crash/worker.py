@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import sys
 import threading
 from collections.abc import Sequence
@@ -21,9 +22,11 @@ from tests.crash.recording import Recorder
 class Job(msgspec.Struct):
     """A message of these tests, and what its handler does."""
 
-    do: Literal["pass", "hold", "fail", "reject", "park", "bomb"] = "pass"
+    do: Literal["pass", "hold", "work", "fail", "reject", "park", "bomb"] = "pass"
     until: int = 0
     """`fail` does so below this attempt; 0: at each."""
+    seconds: float = 0
+    """`work` takes so long."""
 
 
 class Watched(msgspec.Struct):
@@ -46,6 +49,8 @@ class Plan(msgspec.Struct, omit_defaults=True):
     replay: str | None = None
     holds: bool = False
     """`hold` waits for ever, else it passes."""
+    grace: float = 0
+    """SIGTERM closes the connection within so many seconds, and the process ends by itself; 0: it kills."""
     dies_at_settlement: int = 0
     """The n-th time that a broker would be told how a delivery ended, the process dies instead; 0: never."""
 
@@ -70,12 +75,16 @@ async def work(plan: Plan) -> None:
             for name in ("a", "b"):
                 described = described.step(name, step(name, recorder))
             await open_things.enter_async_context(described.start(only=plan.steps))
+        terminated = asyncio.Event()
+        if plan.grace:
+            asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, terminated.set)
         recorder.note("ready")
         if plan.replay is not None:
             await mq.replay(plan.replay).run()
             recorder.note("replayed")
             return
-        await asyncio.Event().wait()
+        await terminated.wait()
+        await mq.close(timedelta(seconds=plan.grace))
 
 
 def policy(watched: Watched) -> RetryPolicy:
@@ -93,6 +102,8 @@ def handler(plan: Plan, recorder: Recorder) -> Any:
             case "hold" if plan.holds:
                 recorder.note("held", message.id, message.attempt)
                 await asyncio.Event().wait()
+            case "work":
+                await asyncio.sleep(job.seconds)  # the work itself
             case "fail" if not job.until or message.attempt < job.until:
                 raise ValueError("boom")
             case "reject":
@@ -133,7 +144,9 @@ def die_at_settlement(mq: AceMQ, number: int) -> None:
 
 
 def end_with_stdin() -> None:
-    sys.stdin.read()
+    # Not by sys.stdin: its lock, held by this thread, would abort a process that ends by itself.
+    while os.read(0, 1_024):
+        pass
     os._exit(0)
 
 
