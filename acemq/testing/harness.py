@@ -14,7 +14,7 @@ from typing import Any, Generic, Self, TypedDict, TypeVar, Unpack, cast, get_ori
 from acemq import headers as h
 from acemq.clock import MovableClock, check_duration
 from acemq.codec import Codecs, Payload, Reader
-from acemq.connection import ConnectOptions
+from acemq.connect_options import ConnectOptions
 from acemq.consume_options import ConsumeOptions
 from acemq.consuming import Consumer
 from acemq.envelope import Envelope
