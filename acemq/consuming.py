@@ -387,11 +387,10 @@ class Consumer:
         finally:
             self.stuck.discard(given)
 
-    def _report_stuck(self, given: Any, limit: timedelta) -> None:
+    def _report_stuck(self, given: object, limit: timedelta) -> None:
         self.stuck.add(given)
-        message: Message[Any] | None = given if isinstance(given, Message) else None  # pyright: ignore[reportUnknownVariableType]
         text = f"the handler was cancelled after {limit.total_seconds():g} s and still runs; it keeps its slot"
-        self._say(HANDLER_STUCK, "error", text, message)
+        self._say(HANDLER_STUCK, "error", text, given)
 
     def _decide(self, answer: object, message: Message[Any]) -> Decision:
         policy = self._policy if self._policy_for is None else self._ask_policy(answer, message)
@@ -461,11 +460,11 @@ class Consumer:
         name: str,
         level: Literal["warning", "error"],
         text: str,
-        message: Message[Any] | None,
+        given: object,
         *,
         failure: BaseException | None = None,
     ) -> None:
-        which, attempt = (message.id, message.attempt) if message is not None else (None, 0)
+        which, attempt = (given.id, given.attempt) if isinstance(given, Message) else (None, 0)
         self._report(Diagnostic(name, level, text, self.queue, message_id=which, attempt=attempt, failure=failure))
 
     # Stopping

@@ -25,8 +25,8 @@ async def main() -> None:
                 return Ack.park("it carries no slip")
             small = message.payload.cents < 10_00
             onward = slip.advance_to(slip.steps.index("ship")) if small else slip.advance()
-            await mq.forward(onward, message.payload, message.envelope)
             print(f"{message.payload.id}: {slip.current}, then {onward.current}")
+            await mq.forward(onward, message.payload, message.envelope)
             return Ack.accept()
 
         async def approve(message: Message[Order]) -> Ack | None:
