@@ -10,7 +10,7 @@ from acemq.codec import BytesCodec, Codec, Codecs, JsonCodec, MsgpackCodec, Payl
 from acemq.connect_options import ConnectOptions
 from acemq.connection import Connection
 from acemq.consume_options import ConsumeOptions
-from acemq.consuming import Consumer, ConsumerState, Drained
+from acemq.consuming import Consumer, ConsumerState
 from acemq.envelope import Envelope
 from acemq.errors import (
     AcemqError,
@@ -62,6 +62,7 @@ from acemq.retry import Backoff, RetryPolicy
 from acemq.security import Credentials, CredentialsSource, Tls
 from acemq.settling import ConsumerCounters
 from acemq.stats import QueueStats
+from acemq.stopping import Drained
 from acemq.telemetry import Diagnostic, LogContext
 from acemq.topology import Declaration, QueueOptions, Topology, TopologyMode
 from acemq.transport import ApplyMode, Capabilities, Depth

@@ -173,7 +173,7 @@ class BatchConsumer(Consumer):
             outcomes = list(batch.end(await self._batch_answer(batch, spans, task))) if batch else []
             if chain is not None:
                 for message, outcome in outcomes:
-                    await _with_hooks(message, spans.get(message), chain.after(message, outcome, self._call.name))
+                    await _with_hooks(message, spans.get(message), chain.after(message, outcome, self.handler))
         finally:
             if telemetry.metering:
                 telemetry.ended(started)
@@ -223,7 +223,7 @@ class BatchConsumer(Consumer):
         if deliveries:
             self.counters.acked += len(deliveries)
             self._settled += len(deliveries)
-            await self._mover.accept_all(deliveries)
+            await self.mover.accept_all(deliveries)
             self._gone.difference_update(deliveries)
 
 

@@ -59,10 +59,7 @@ class JsonCodec:
             decoder = self._decoders[into] = msgspec.json.Decoder(into, dec_hook=_into_foreign)
         try:
             return decoder.decode(body)
-        except (
-            ValueError,
-            RecursionError,
-        ) as error:  # msgspec's errors, those of pydantic and bad UTF-8 are ValueErrors
+        except (ValueError, RecursionError) as error:  # ValueErrors are those of msgspec, of pydantic and of bad UTF-8
             raise DecodeError(str(error), content_type=self.content_type) from error
 
 

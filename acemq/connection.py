@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import itertools
 import socket
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
@@ -19,7 +18,8 @@ from acemq.clock import SYSTEM, Clock, check_duration
 from acemq.codec import Codec, Codecs, Payload, PayloadType, Reader
 from acemq.connect_options import ConnectOptions, check_connect
 from acemq.consume_options import ConsumeOptions, check_options, check_policy, check_prefetch
-from acemq.consuming import Consumer, Drained
+from acemq.consumers import Consumers
+from acemq.consuming import Consumer
 from acemq.errors import (
     AcemqError,
     ClosedError,
@@ -45,15 +45,13 @@ from acemq.publishing import Outbound, Publisher, Receipt
 from acemq.pulling import Pulled
 from acemq.receiving import Receiving
 from acemq.retry import DEFAULT, RetryPolicy
-from acemq.settling import ConsumerCounters
-from acemq.stats import KEPT, Depths, QueueStats
+from acemq.stats import Depths, QueueStats
+from acemq.stopping import Drained, Stop
 from acemq.telemetry import CONNECTION_LOST, CONNECTION_RECOVERED, Diagnostic, Gauges, Reading, Reporter, Telemetry
 from acemq.topology import Topology, TopologyMode, check_name, dead_letters_of, latest, parked_of, rungs, set_aside
 from acemq.transport import Adviser, ApplyMode, Capabilities, Depth, Kind, Phase, Transport, TransportState
 
 T = TypeVar("T")
-S = TypeVar("S", bound=Consumer | Receiving[Any])
-
 
 KNOWN_FOR = timedelta(seconds=60)
 """An older depth is not shown by a gauge."""
@@ -94,7 +92,8 @@ class Connection:
             clock=self.clock,
         )
         self._depths = Depths(self.transport.depth, self.clock)
-        self._checks = Checks(self.transport, self._depths, self.clock, lambda: tuple(self._consumers))
+        self.consumers = Consumers(self.origin)
+        self._checks = Checks(self.transport, self._depths, self.clock, self.consumers)
         self._sampling: asyncio.Task[None] | None = None
         self._interceptors = Interceptors(self.report)
         self.intercept(*options.get("interceptors", ()))
@@ -103,11 +102,7 @@ class Connection:
         self._lost = False
         self._topology = options.get("topology", TopologyMode.CREATE)
         self._declared = Topology()
-        self._consumers: dict[Consumer | Receiving[Any], None] = {}
-        self._left: dict[str, ConsumerCounters] = {}
-        """What consumers that are gone have counted, by queue."""
-        self._numbers = itertools.count(1)
-        self._closing: asyncio.Future[Drained] | None = None
+        self._stop = Stop()
         self._close_by: float | None = None
 
     def make_transport(self, url: str, **options: object) -> Transport:
@@ -268,7 +263,7 @@ class Connection:
         If one cannot start, those already started are closed and its error is raised.
         """
         check_size(size)
-        base = options.get("name") or f"{self.origin}/{queue}/{next(self._numbers)}"
+        base = options.get("name") or self.consumers.name(queue)
 
         def member(number: int, prefetch: int | None) -> Opening[Consumer]:
             own: ConsumeOptions = {**options, "name": f"{base}/{number}"}
@@ -300,14 +295,14 @@ class Connection:
             self._check_usable()
             receiving = Receiving(
                 queue,
-                name=f"{self.origin}/{queue}/{next(self._numbers)}",
+                name=self.consumers.name(queue),
                 reader=reader,
                 mover=self.mover(self.retry),
                 prefetch=prefetch,
                 drain_timeout=self._time_left,
-                ended=self._forget,
+                ended=self.consumers.forget,
             )
-            return await self._started(receiving)
+            return await self.consumers.start(receiving)
 
         return Opening(f"receiving from {queue!r}", open_receiving, lambda receiving: receiving.close())
 
@@ -337,7 +332,7 @@ class Connection:
                 await self.provide(self.beside(queue, policy, home=options.get("set_aside")))
             consumer = make(
                 queue,
-                name=options.get("name") or f"{self.origin}/{queue}/{next(self._numbers)}",
+                name=options.get("name") or self.consumers.name(queue),
                 call=Call(handler, self._pool),
                 reader=reader,
                 mover=self.mover(policy, options.get("set_aside")),
@@ -345,27 +340,11 @@ class Connection:
                 options=options,
                 prefetch=prefetch,
                 drain_timeout=self._time_left,
-                ended=self._forget,
+                ended=self.consumers.forget,
             )
-            return await self._started(consumer)
+            return await self.consumers.start(consumer)
 
         return Opening(f"consumer of {queue!r}", open_consumer, lambda consumer: consumer.close())
-
-    async def _started(self, consumer: S) -> S:
-        self._consumers[consumer] = None
-        try:
-            await consumer.start()
-        except BaseException:
-            self._forget(consumer)
-            raise
-        return consumer
-
-    def _forget(self, consumer: Consumer | Receiving[Any]) -> None:
-        if consumer in self._consumers:
-            del self._consumers[consumer]
-            self._left[consumer.queue] = self._left.get(consumer.queue, ConsumerCounters()) + consumer.counters
-            if len(self._left) > KEPT:
-                del self._left[next(iter(self._left))]
 
     async def pull(
         self, queue: str, payload: Payload[T], *, wait: timedelta = timedelta(0), codec: Codec | None = None
@@ -464,10 +443,9 @@ class Connection:
             if depth is None:
                 self._depths.forget(queue)
                 raise TopologyError(f"there is no queue {queue!r}; declare it first")
-        counted = (each.counters for each in self._consumers if each.queue == queue)
         return QueueStats(
             queue=queue,
-            counters=sum(counted, self._left.get(queue, ConsumerCounters())),
+            counters=self.consumers.counted(queue),
             published=self.outbound.sent.get(queue, 0),
             depth=depth,
             dead=dead,
@@ -487,7 +465,7 @@ class Connection:
     async def _sample(self) -> None:
         """Keep the depths of consumed queues fresh enough for the gauges. Runs only where an SDK reads them."""
         while True:
-            await self._depths.refresh({consumer.queue for consumer in self._consumers})
+            await self._depths.refresh({consumer.queue for consumer in self.consumers})
             await asyncio.sleep(SAMPLED_EVERY.total_seconds())
 
     # Closing
@@ -498,35 +476,17 @@ class Connection:
         Idempotent: every caller gets the same answer. `timeout` is `close_timeout` unless given. Cancelling it
         cancels the handlers and still releases the connection.
         """
-        if self._closing is not None:
-            return await asyncio.shield(self._closing)
         if timeout is not None:
             check_duration("timeout", timeout, zero=True)
-        self._closing = asyncio.get_running_loop().create_future()
-        drained = Drained()
-        try:
-            drained = await self._close(self._close_timeout if timeout is None else timeout)
-        finally:
-            self._closing.set_result(drained)
-        return drained
+        return await self._stop.once(lambda: self._close(self._close_timeout if timeout is None else timeout))
 
     async def _close(self, budget: timedelta) -> Drained:
         self._close_by = time.monotonic() + budget.total_seconds()
         self.outbound.drain()
-        drained = Drained()
         try:
-            # One that fails while closing does not keep the others open.
-            stops = [asyncio.ensure_future(consumer.drain(budget)) for consumer in list(self._consumers)]
-            try:
-                results = await asyncio.gather(*stops, return_exceptions=True)
-            except asyncio.CancelledError:
-                await asyncio.wait(stops, timeout=1) if stops else None
-                raise
-            for result in results:
-                drained = drained + (result if isinstance(result, Drained) else Drained(finished=False))
+            return await self.consumers.drain(budget)
         finally:
             self.outbound.close()
-            self._consumers.clear()
             Gauges.hide(self)
             self._depths.close()
             if self._sampling is not None:
@@ -534,7 +494,6 @@ class Connection:
                 await asyncio.wait({self._sampling})
             self._pool.shutdown(wait=False, cancel_futures=True)
             await self.transport.close(self._time_left())
-        return drained
 
     # For patterns, which stand on a connection
 
@@ -605,7 +564,7 @@ class Connection:
     def _check_usable(self) -> None:
         if self._loop is None:
             raise ClosedError("the connection is not open yet; use `async with acemq.connect(…) as mq:`")
-        if self._closing is not None:
+        if self._stop.is_asked:
             raise ClosedError("the connection is closed; connect again")
         if asyncio.get_running_loop() is not self._loop:
             raise LoopError("this connection belongs to another event loop; make one connection for each loop")

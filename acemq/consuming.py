@@ -6,14 +6,13 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from contextvars import ContextVar
 from datetime import timedelta
 from enum import StrEnum
 from typing import Any, Literal, Self
 
-import msgspec
 from opentelemetry import trace
 from opentelemetry.trace import Span
 
@@ -31,6 +30,7 @@ from acemq.message import CURRENT, Message
 from acemq.moving import GivenBack, Mover
 from acemq.retry import RetryPolicy
 from acemq.settling import TABLE, Case, Decision, decide, set_aside
+from acemq.stopping import CLOSING, Drained, Stop, until
 from acemq.telemetry import CONSUMER_LOST, HANDLER_STUCK, LISTENER_FAILED, Diagnostic, end_span, within_span
 from acemq.transport import Delivery, LostBy, Subscription, SubscriptionPhase, SubscriptionState
 
@@ -38,33 +38,6 @@ log = logging.getLogger("acemq")
 
 _SUSPECT_AFTER = 2
 """Deliveries after which a message is handled alone. The first two may be owed to one lost connection."""
-
-
-class Drained(msgspec.Struct, frozen=True):
-    """How a stop went."""
-
-    finished: bool = True
-    """Every handler ended by itself within the time."""
-    handled: int = 0
-    """Deliveries settled while draining."""
-    given_back: int = 0
-    """Fetched, never started, returned without spending an attempt."""
-    abandoned: int = 0
-    """Handlers cut off; their deliveries come again."""
-    queues: Mapping[str, int] = msgspec.field(default_factory=dict[str, int])
-    """Abandoned per queue, only those above 0."""
-
-    def __add__(self, other: Drained) -> Drained:
-        queues = dict(self.queues)
-        for queue, count in other.queues.items():
-            queues[queue] = queues.get(queue, 0) + count
-        return Drained(
-            self.finished and other.finished,
-            self.handled + other.handled,
-            self.given_back + other.given_back,
-            self.abandoned + other.abandoned,
-            queues,
-        )
 
 
 class ConsumerState(StrEnum):
@@ -96,6 +69,8 @@ class Consumer:
         ended: Callable[[Consumer], None],
     ) -> None:
         self.queue, self.name = queue, name
+        self.handler = call.name
+        """Its name."""
         self.state = ConsumerState.STARTING
         self.last_error: str | None = None
         self.counters = mover.counters
@@ -104,7 +79,7 @@ class Consumer:
         self.stuck: set[object] = set()
         """What handlers have in hand that still run at twice their time limit."""
         self.mover = mover
-        self._call, self._reader, self._mover, self._around = call, reader, mover, around
+        self._call, self._reader, self._around = call, reader, around
         self._transport, self._telemetry, self._clock = mover.transport, mover.telemetry, mover.clock
         self._report = mover.report
         self._policy, self._policy_for = mover.policy, options.get("retry_for")
@@ -137,7 +112,7 @@ class Consumer:
         self._given_back = 0
         self._generation = 1
         self._progress: asyncio.Event | None = None
-        self._drained: asyncio.Future[Drained] | None = None
+        self._stop = Stop()
 
     @property
     def in_flight(self) -> int:
@@ -302,7 +277,7 @@ class Consumer:
             # The hot path: no copy, and nobody to tell.
             self.counters.acked += 1
             self._settled += 1
-            if not await self._mover.accept(delivery):
+            if not await self.mover.accept(delivery):
                 self._gone.discard(delivery)
             return
         decision = self._decide(answer, message)
@@ -368,7 +343,7 @@ class Consumer:
             if chain is None and span is None:
                 return await call(given)
             with within_span(span):
-                return await (call(given) if chain is None else chain.answer(given, call, self._call.name))
+                return await (call(given) if chain is None else chain.answer(given, call, self.handler))
         except asyncio.CancelledError as cancelled:
             if task.cancelling():
                 raise
@@ -395,7 +370,7 @@ class Consumer:
     def _decide(self, answer: object, message: Message[Any]) -> Decision:
         policy = self._policy if self._policy_for is None else self._ask_policy(answer, message)
         age = message.age if policy.max_age is not None else None
-        return decide(answer, message.envelope, policy, age, self._call.name)
+        return decide(answer, message.envelope, policy, age, self.handler)
 
     def _ask_policy(self, answer: object, message: Message[Any]) -> RetryPolicy:
         """The policy that decides this time."""
@@ -427,13 +402,13 @@ class Consumer:
         took = time.perf_counter() - began
         if message.delivery in self._gone:
             self._gone.discard(message.delivery)
-            self._mover.stale(message.delivery)
+            self.mover.stale(message.delivery)
             if span is not None:
                 span.end()
             return
         try:
             with trace.use_span(span) if span else _NO_SPAN:
-                handled, _ = await self._mover.carry_out(decision, message.delivery)
+                handled, _ = await self.mover.carry_out(decision, message.delivery)
         except (asyncio.CancelledError, GivenBack) as stopped:
             if span is not None:
                 span.end()
@@ -475,16 +450,8 @@ class Consumer:
         What was fetched and not started, and what waits for a retry, goes back and spends no attempt. A handler that
         outlives the time is cancelled and settles nothing. Cancelling `drain` cancels the handlers at once.
         """
-        if self._drained is not None:
-            return await asyncio.shield(self._drained)
-        self._drained = asyncio.get_running_loop().create_future()
         budget = self._drain_timeout() if timeout is None else timeout
-        result = Drained(finished=False)
-        try:
-            result = await self._drain(time.monotonic() + budget.total_seconds())
-        finally:
-            self._drained.set_result(result)
-        return result
+        return await self._stop.once(lambda: self._drain(time.monotonic() + budget.total_seconds()))
 
     async def close(self) -> Drained:
         """The same as `drain()`."""
@@ -501,7 +468,7 @@ class Consumer:
             if subscription is not None:
                 await until(end, subscription.stop())
             self._put_back()
-            self._mover.stop_waiting()
+            self.mover.stop_waiting()
             await self._wait_for_work(end, me)
         finally:
             abandoned = len(self._running)
@@ -546,19 +513,9 @@ class Consumer:
             await asyncio.wait(left, timeout=_SWALLOWING)
 
 
-CLOSING = 0.5
-"""Seconds for giving back, after whatever a stop may take."""
 _SWALLOWING = 0.1
+"""Seconds for a handler to end once it was cancelled."""
 _NO_SPAN = nullcontext()
-
-
-async def until(end: float, work: Awaitable[object]) -> bool:
-    """Await until the moment `end` of the monotonic clock; False when it was cut off there."""
-    try:
-        await asyncio.wait_for(work, max(end - time.monotonic(), 0))
-    except TimeoutError:
-        return False
-    return True
 
 
 def state_in(phase: SubscriptionPhase) -> ConsumerState:

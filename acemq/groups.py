@@ -7,10 +7,11 @@ from collections.abc import Callable
 from datetime import timedelta
 
 from acemq.consume_options import check_prefetch
-from acemq.consuming import Consumer, Drained
+from acemq.consuming import Consumer
 from acemq.errors import ClosedError, ConfigurationError
 from acemq.opening import Opening
 from acemq.settling import ConsumerCounters
+from acemq.stopping import Drained
 
 Member = Callable[[int, int | None], Opening[Consumer]]
 """The consumer of that number, about to be opened, with that prefetch where one was set."""

@@ -12,9 +12,9 @@ from typing import Any, Literal, TypeAlias
 import msgspec
 
 from acemq.clock import Clock
+from acemq.consumers import AnyConsumer
 from acemq.consuming import Consumer, ConsumerState
 from acemq.errors import AcemqError, ConfigurationError
-from acemq.receiving import Receiving
 from acemq.stats import Depths
 from acemq.transport import Phase, SubscriptionPhase, Transport, TransportError
 
@@ -31,9 +31,6 @@ REFUSAL_LIMIT = timedelta(seconds=1)
 _NOWHERE = "acemq.health"
 """A queue that nobody declares: asking whether it exists makes the broker answer and creates nothing."""
 _SEVERITY: dict[Status, int] = {"up": 0, "degraded": 1, "down": 2}
-
-
-Watched: TypeAlias = Consumer | Receiving[Any]
 
 
 class HealthPart(msgspec.Struct, frozen=True):
@@ -65,12 +62,10 @@ Check: TypeAlias = Callable[[], Awaitable[HealthPart] | HealthPart]
 class Checks:
     """The parts of one connection. A part that raises or hangs is down by name, and keeps no other from its answer."""
 
-    def __init__(
-        self, transport: Transport, depths: Depths, clock: Clock, consumers: Callable[[], Iterable[Watched]]
-    ) -> None:
+    def __init__(self, transport: Transport, depths: Depths, clock: Clock, consumers: Iterable[AnyConsumer]) -> None:
         self._transport, self._depths, self._clock, self._consumers = transport, depths, clock, consumers
         self._own: dict[str, Check] = {}
-        self._waiting_since: dict[Watched, float] = {}
+        self._waiting_since: dict[AnyConsumer, float] = {}
         """Since when work was seen waiting while nothing was fetched."""
 
     def add(self, name: str, check: Check) -> None:
@@ -81,7 +76,7 @@ class Checks:
 
     async def ask(self, within: timedelta) -> Health:
         checks: dict[str, Check] = {"connection": lambda: self._connection(within)}
-        for consumer in self._consumers():
+        for consumer in self._consumers:
             if consumer.state is not ConsumerState.CLOSED:
                 checks[f"consumer {consumer.name}"] = self._check_of(consumer)
         checks |= self._own
@@ -122,10 +117,10 @@ class Checks:
 
     # Consumers
 
-    def _check_of(self, consumer: Watched) -> Check:
+    def _check_of(self, consumer: AnyConsumer) -> Check:
         return lambda: self._consumer(consumer)
 
-    async def _consumer(self, consumer: Watched) -> HealthPart:
+    async def _consumer(self, consumer: AnyConsumer) -> HealthPart:
         now, held = self._clock.now(), f"queue {consumer.queue!r}"
         subscription, link = consumer.subscription, self._transport.state
         if consumer.state is ConsumerState.STARTING or subscription is None:
@@ -152,7 +147,7 @@ class Checks:
             return _said("up", f"{held} keeps no count of deliveries: max_deliveries has no effect")
         return _said("up")
 
-    async def _idle_for(self, consumer: Watched) -> float:
+    async def _idle_for(self, consumer: AnyConsumer) -> float:
         """Seconds since work was first seen waiting without anything being fetched."""
         self._waiting_since = {
             each: at for each, at in self._waiting_since.items() if each.state is not ConsumerState.CLOSED

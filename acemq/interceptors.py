@@ -18,7 +18,7 @@ from acemq.envelope import Envelope
 from acemq.errors import ConfigurationError
 from acemq.handling import name_of
 from acemq.message import CURRENT, Handled, Message
-from acemq.publish_options import ENVELOPE_OPTIONS, PublishOptions, check_known
+from acemq.publish_options import PublishOptions, carrying, check_known
 from acemq.publishing import Receipt
 from acemq.settling import Refused, bad_answer
 from acemq.telemetry import LISTENER_FAILED, Diagnostic, Reporter
@@ -84,9 +84,11 @@ class Draft:
 
     def options(self) -> PublishOptions:
         """As a publish takes them: the envelope says what it says, whatever it was made from."""
-        rest = {name: value for name, value in self._options.items() if name not in ENVELOPE_OPTIONS}
-        now = {"envelope": self.envelope, "persistent": self.persistent, "mandatory": self.mandatory}
-        return cast("PublishOptions", {**rest, **now, **({"codec": self._codec} if self._codec else {})})
+        options = carrying(self.envelope, self._options)
+        options["persistent"], options["mandatory"] = self.persistent, self.mandatory
+        if self._codec is not None:
+            options["codec"] = self._codec
+        return options
 
     def __repr__(self) -> str:
         return f"<Draft for {self.exchange or 'queue'} {self.routing_key!r}>"

@@ -29,7 +29,6 @@ from acemq.telemetry import (
     Diagnostic,
     Reporter,
     Telemetry,
-    span_event,
 )
 from acemq.topology import dead_letters_of, parked_of, rung_of
 from acemq.transport import Delivery, Outgoing, Published, Settled, Settlement, Transport, Verb
@@ -318,8 +317,7 @@ class Mover:
             if self.telemetry.metering:
                 self.telemetry.retried(delivery.queue, envelope.type)
             if self.telemetry.tracing:
-                span_event(
-                    trace.get_current_span(),
+                trace.get_current_span().add_event(
                     "message.retried",
                     {
                         "messaging.destination.name": handled.target or "",
@@ -331,8 +329,7 @@ class Mover:
             if self.telemetry.metering and row.case is not Case.REJECTED:
                 self.telemetry.dead_lettered(delivery.queue, envelope.type, row.counted)
             if self.telemetry.tracing:
-                span_event(
-                    trace.get_current_span(),
+                trace.get_current_span().add_event(
                     "message.dead_lettered",
                     {
                         "messaging.destination.name": handled.target or "",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import timedelta
-from typing import TypedDict
+from typing import TypedDict, cast
 
 from acemq.codec import Codec
 from acemq.envelope import Envelope
@@ -54,8 +54,13 @@ class PublishOptions(TypedDict, total=False):
 
 _OPTIONS = frozenset(PublishOptions.__annotations__)
 SAID_BY_ENVELOPE = ("headers", "message_id", "type", "version", "correlation_id", "causation_id", "claim")
-ENVELOPE_OPTIONS = (*SAID_BY_ENVELOPE, "envelope")
-"""The options that become an envelope."""
+_ENVELOPE_OPTIONS = frozenset((*SAID_BY_ENVELOPE, "envelope"))
+
+
+def carrying(envelope: Envelope, options: PublishOptions | None = None) -> PublishOptions:
+    """The options with this envelope, in place of all that becomes one."""
+    rest = {name: value for name, value in (options or {}).items() if name not in _ENVELOPE_OPTIONS}
+    return cast("PublishOptions", {**rest, "envelope": envelope})
 
 
 def check_known(options: PublishOptions) -> None:

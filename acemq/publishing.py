@@ -61,7 +61,7 @@ class Receipt(msgspec.Struct, frozen=True):
     routed: bool | None
     """True; `None` with `mandatory=False`: not asked."""
     took: timedelta
-    """From the write to the confirm."""
+    """From the write to the confirm, so without what was waited for before it, such as a permit."""
 
 
 class Publisher(Generic[T_contra]):
@@ -146,9 +146,7 @@ class Outbound:
         outgoing = self.draft(exchange, routing_key, payload, options)
         telemetry = self._telemetry
         span = self._open_span(outgoing) if telemetry.tracing else None
-        began = time.perf_counter()
-        result = await self._through(outgoing, within, span, began, own)
-        took = time.perf_counter() - began
+        result, took = await self._through(outgoing, within, span, own)
         error = None if result.outcome is Published.ROUTED else publish_error(result, outgoing)
         if span is not None or telemetry.metering:
             self._count(outgoing, error.outcome if error else "confirmed", took, span, error)
@@ -180,22 +178,28 @@ class Outbound:
         results: list[Receipt | Exception] = []
         drafts = self._drafts(exchange, routing_key, payloads, options)
         while True:
-            refusal = await self.gate.refusal(within.total_seconds()) if self.gate.is_shut else None
             # The permits come first: no payload is taken from the caller's iterable before there is room for it.
-            taken = await self.permits.take_some(WINDOW, within) if refusal is None else 0
+            taken, refusal = await self._room(WINDOW, within)
             try:
                 window = list(islice(drafts, taken or WINDOW))
                 if not window:
                     break
-                if taken:
-                    results.extend(await self._publish_window(window, within))
-                else:
-                    results.extend(self._refuse(window, refusal or port.TimedOut(self.permits.shortage(within))))
+                results.extend(
+                    await self._publish_window(window, within) if refusal is None else self._refuse(window, refusal)
+                )
             finally:
                 self.permits.give(taken)
             # A transport that answers without waiting must not keep the loop to itself for the whole batch.
             await asyncio.sleep(0)
         return _all_through(results)
+
+    async def _room(self, most: int, within: timedelta) -> tuple[int, AcemqError | None]:
+        """Permits for some of a batch, at most so many; without any, why the rest is refused."""
+        refusal = await self.gate.refusal(within.total_seconds()) if self.gate.is_shut else None
+        if refusal is not None:
+            return 0, refusal
+        taken = await self.permits.take_some(most, within)
+        return taken, None if taken else port.TimedOut(self.permits.shortage(within))
 
     def _drafts(
         self, exchange: str, routing_key: str, payloads: Iterable[object], options: PublishOptions | None
@@ -271,13 +275,13 @@ class Outbound:
             ready = [await self._encoded_or_refused(each) for each in passing]
             while len(results) < len(ready):
                 rest = ready[len(results) :]
-                taken = await self.permits.take_some(len(rest), within)
+                taken, refusal = await self._room(len(rest), within)
                 part = rest[: taken or len(rest)]
                 try:
                     ended = (
                         await self._publish_window(part, within, traced=True)
-                        if taken
-                        else self._refuse(part, port.TimedOut(self.permits.shortage(within)))
+                        if refusal is None
+                        else self._refuse(part, refusal)
                     )
                 finally:
                     self.permits.give(taken)
@@ -293,14 +297,12 @@ class Outbound:
     async def _publish_draft(self, draft: Draft, within: timedelta, own: bool) -> Receipt:
         passing = Passing(draft, self.chain)
         outgoing = await self._encode(passing)
-        began = time.perf_counter()
         try:
-            result = await self._through(outgoing, within, passing.span, began, own)
+            result, took = await self._through(outgoing, within, passing.span, own)
         except BaseException as raised:
             passing.span = None  # `_through` has closed it: it knows whether something was written
             await passing.tell(raised)
             raise
-        took = time.perf_counter() - began
         error = None if result.outcome is Published.ROUTED else publish_error(result, outgoing)
         self._count(outgoing, error.outcome if error else "confirmed", took, None, error)
         if error is not None:
@@ -485,19 +487,22 @@ class Outbound:
     # One publish
 
     async def _through(
-        self, outgoing: Outgoing, within: timedelta, span: Span | None, began: float, own: bool
-    ) -> PublishResult:
+        self, outgoing: Outgoing, within: timedelta, span: Span | None, own: bool
+    ) -> tuple[PublishResult, float]:
+        """How it ended, and the seconds from the write to that; of what was not written, all of them."""
         permits, limit = self.permits, within
+        began = written = time.perf_counter()
         try:
             if self.gate.is_shut:
                 refusal = await self.gate.refusal(within.total_seconds(), own=own)
                 if refusal is not None:
-                    return PublishResult(Published.REFUSED, refusal)
-                within = _left(limit, began)
+                    return PublishResult(Published.REFUSED, refusal), time.perf_counter() - began
+                within, written = _left(limit, began), time.perf_counter()
             if not permits.take_now():
                 if not await permits.take_some(1, within):
-                    return PublishResult(Published.REFUSED, port.TimedOut(permits.shortage(within)))
-                within = _left(limit, began)
+                    shortage = port.TimedOut(permits.shortage(within))
+                    return PublishResult(Published.REFUSED, shortage), time.perf_counter() - began
+                within, written = _left(limit, began), time.perf_counter()
         except asyncio.CancelledError:
             self._count(outgoing, "refused", time.perf_counter() - began, span, None)
             raise
@@ -511,7 +516,7 @@ class Outbound:
             self._count(outgoing, "failed", time.perf_counter() - began, span, None)
             raise
         permits.give(1)
-        return result
+        return result, time.perf_counter() - written
 
     async def _once_freed(
         self, batch: Sequence[Outgoing], results: Sequence[PublishResult], within: timedelta

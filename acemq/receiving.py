@@ -10,12 +10,13 @@ from datetime import timedelta
 from typing import Any, Generic, Self, TypeVar
 
 from acemq.codec import Reader
-from acemq.consuming import CLOSING, ConsumerState, Drained, state_in, until
+from acemq.consuming import ConsumerState, state_in
 from acemq.errors import AcemqError
 from acemq.holding import Holding
 from acemq.mapping import public_error
 from acemq.moving import Mover
 from acemq.pulling import Pulled
+from acemq.stopping import CLOSING, Drained, Stop, until
 from acemq.telemetry import CONSUMER_LOST, Diagnostic
 from acemq.transport import Delivery, LostBy, Subscription, SubscriptionState
 
@@ -44,19 +45,17 @@ class Receiving(AsyncIterator[Pulled[T_co]], Generic[T_co]):
         self.last_error: str | None = None
         self.counters, self.mover = mover.counters, mover
         self.fetched_at = mover.clock.monotonic()
-        self._reader, self._mover, self._prefetch = reader, mover, prefetch
+        self._reader, self._prefetch = reader, prefetch
         self._drain_timeout, self._ended = drain_timeout, ended
         self._holding = Holding(queue, mover.transport, mover.clock)
         self._turns: deque[asyncio.Future[None]] = deque()
         self._subscription: Subscription | None = None
-        self._closed = False
-        self._drained: asyncio.Future[Drained] | None = None
+        self._stop = Stop()
 
     @property
     def state(self) -> ConsumerState:
-        if self._closed:
-            is_draining = self._drained is not None and not self._drained.done()
-            return ConsumerState.DRAINING if is_draining else ConsumerState.CLOSED
+        if self._stop.is_asked:
+            return ConsumerState.CLOSED if self._stop.is_over else ConsumerState.DRAINING
         if self._subscription is None:
             return ConsumerState.STARTING
         return ConsumerState.PAUSED if self._holding.paused else state_in(self._subscription.state.phase)
@@ -79,7 +78,7 @@ class Receiving(AsyncIterator[Pulled[T_co]], Generic[T_co]):
     async def start(self) -> Self:
         """Return when the broker has accepted the subscription."""
         try:
-            self._subscription = await self._mover.transport.subscribe(
+            self._subscription = await self.mover.transport.subscribe(
                 self.queue, self, prefetch=self._prefetch, options={"name": self.name}
             )
         except AcemqError as error:
@@ -91,13 +90,13 @@ class Receiving(AsyncIterator[Pulled[T_co]], Generic[T_co]):
 
         What was fetched is kept for 60 s and then given back with its attempt. What was handed out is settled as ever.
         """
-        if not self._closed:
+        if not self._stop.is_asked:
             self._holding.pause(self._subscription)
 
     def resume(self) -> None:
         """Go on where it was paused."""
-        if not self._closed:
-            self.fetched_at = self._mover.clock.monotonic()
+        if not self._stop.is_asked:
+            self.fetched_at = self.mover.clock.monotonic()
             self._holding.resume()
             self._wake(len(self._holding.ready))
 
@@ -108,9 +107,9 @@ class Receiving(AsyncIterator[Pulled[T_co]], Generic[T_co]):
 
     async def __anext__(self) -> Pulled[T_co]:
         ready = self._holding.ready
-        while not self._closed:
+        while not self._stop.is_asked:
             if ready and not self._holding.paused:
-                return Pulled(ready.popleft(), self._reader, self._mover, self._mover.clock)
+                return Pulled(ready.popleft(), self._reader, self.mover, self.mover.clock)
             turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._turns.append(turn)
             try:
@@ -131,7 +130,7 @@ class Receiving(AsyncIterator[Pulled[T_co]], Generic[T_co]):
     # The sink: plain calls by the transport
 
     def deliver(self, batch: Sequence[Delivery], /) -> None:
-        self.fetched_at = self._mover.clock.monotonic()
+        self.fetched_at = self.mover.clock.monotonic()
         self._holding.add(batch)
         self._wake(len(batch))
 
@@ -140,7 +139,7 @@ class Receiving(AsyncIterator[Pulled[T_co]], Generic[T_co]):
 
     def changed(self, state: SubscriptionState, /) -> None:
         if state.error is not None and state.error != self.last_error:
-            self._mover.report(Diagnostic(CONSUMER_LOST, "warning", state.error, self.queue))
+            self.mover.report(Diagnostic(CONSUMER_LOST, "warning", state.error, self.queue))
         self.last_error = state.error
 
     # Stopping
@@ -151,27 +150,18 @@ class Receiving(AsyncIterator[Pulled[T_co]], Generic[T_co]):
 
     async def drain(self, timeout: timedelta | None = None) -> Drained:
         """Stop fetching, let copies under way land, give back what is unsettled. Idempotent, bounded by `timeout`."""
-        if self._drained is not None:
-            return await asyncio.shield(self._drained)
-        self._drained = asyncio.get_running_loop().create_future()
         budget = self._drain_timeout() if timeout is None else timeout
-        result = Drained(finished=False)
-        try:
-            result = await self._drain(time.monotonic() + budget.total_seconds())
-        finally:
-            self._drained.set_result(result)
-        return result
+        return await self._stop.once(lambda: self._drain(time.monotonic() + budget.total_seconds()))
 
     async def _drain(self, end: float) -> Drained:
         subscription, given_back, finished = self._subscription, 0, True
-        self._closed = True
         self._holding.end()
         self._wake(len(self._turns))
         try:
-            self._mover.stop_waiting()
+            self.mover.stop_waiting()
             if subscription is not None:
                 await until(end, subscription.stop())
-            finished = await until(end, self._mover.at_rest())
+            finished = await until(end, self.mover.at_rest())
         finally:
             self._holding.ready.clear()
             if subscription is not None:

@@ -16,10 +16,7 @@ from acemq.ack import Ack, Verdict
 from acemq.envelope import ERROR_LIMIT, Envelope
 from acemq.errors import FatalError
 from acemq.retry import RetryPolicy, waits_in_broker
-from acemq.telemetry import (
-    DEAD_LETTERED,
-    PARKED,
-)
+from acemq.telemetry import DEAD_LETTERED, PARKED
 
 
 class Case(StrEnum):

@@ -18,7 +18,7 @@ FRESH = timedelta(seconds=5)
 AT_ONCE = 10
 """Questions under way."""
 KEPT = 1_000
-"""Queues whose last answer is kept, and what their closed consumers have counted."""
+"""Queues whose last answer is kept."""
 
 
 class QueueStats(msgspec.Struct, frozen=True, kw_only=True):

@@ -350,10 +350,6 @@ def end_batch_span(span: Span, answer: object) -> None:
     span.end()
 
 
-def span_event(span: Span, name: str, attributes: Mapping[str, str | int]) -> None:
-    span.add_event(name, attributes)
-
-
 def _is_sdk(provider: object) -> bool:
     # What the API puts there by itself lives in the API's own packages, whatever the class is called.
     return not type(provider).__module__.startswith(("opentelemetry.trace", "opentelemetry.metrics"))

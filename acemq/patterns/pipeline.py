@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from acemq.ack import Ack
 from acemq.connection import Connection
 from acemq.consume_options import ConsumeOptions
-from acemq.consuming import Consumer, Drained
+from acemq.consuming import Consumer
 from acemq.envelope import Envelope
 from acemq.errors import ConfigurationError, FatalError, PipelineTypeError, RouteError
 from acemq.handling import fits, is_async, name_of, resolved, shown
@@ -23,10 +23,11 @@ from acemq.headers import HeaderValue
 from acemq.ids import new_id
 from acemq.message import Message
 from acemq.opening import Opening
-from acemq.patterns.routing_slip import Itinerary, Route, RoutingSlip, Stop
-from acemq.publish_options import ENVELOPE_OPTIONS, PublishOptions
+from acemq.patterns.routing_slip import Itinerary, Route, RoutingSlip, Stop, address_of
+from acemq.publish_options import PublishOptions, carrying
 from acemq.publishing import Receipt
 from acemq.retry import RetryPolicy
+from acemq.stopping import Drained
 from acemq.topology import Topology
 
 In = TypeVar("In")
@@ -288,9 +289,9 @@ class RunningPipeline(Generic[In, Out]):
         own: bool = False,
     ) -> Receipt:
         stop = address(self.name, self.steps, slip)
-        onward = {name: value for name, value in (options or {}).items() if name not in ENVELOPE_OPTIONS}
-        carried = cast("PublishOptions", {**onward, "envelope": slip.on(envelope)})
-        return await self._connection.outbound.publish(stop.exchange, stop.routing_key, payload, carried, own=own)
+        return await self._connection.outbound.publish(
+            stop.exchange, stop.routing_key, payload, carrying(slip.on(envelope), options), own=own
+        )
 
     def _finished(self, message: Message[Any], step: str, outcome: str) -> None:
         self._counted = replace(self._counted, **{outcome: getattr(self._counted, outcome) + 1})
@@ -328,12 +329,10 @@ def advanced(
 
 def address(pipeline: str, steps: Sequence[str], slip: RoutingSlip | Itinerary) -> Stop:
     """Where the slip's current step is: a step of this pipeline in its queue, any other name as it stands."""
-    current = slip.current
-    if current is None:
-        raise RouteError("the routing slip is finished: there is no step left to send the message to")
-    if isinstance(current, Stop):
-        return current
-    return Stop("", queue_for(pipeline, current) if current in steps else current, current)
+    stop = address_of(slip)
+    if isinstance(slip, RoutingSlip) and stop.name in steps:
+        return Stop("", queue_for(pipeline, stop.name), stop.name)
+    return stop
 
 
 def resumed(pipeline: str, steps: Sequence[str], wire_headers: Mapping[str, HeaderValue]) -> RoutingSlip | Itinerary:

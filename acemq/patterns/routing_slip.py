@@ -21,7 +21,7 @@ from acemq.errors import ConfigurationError, RouteError
 from acemq.headers import HeaderValue
 from acemq.ids import new_id
 from acemq.message import Message
-from acemq.publish_options import ENVELOPE_OPTIONS, PublishOptions
+from acemq.publish_options import PublishOptions, carrying
 from acemq.publishing import Receipt
 
 
@@ -224,9 +224,8 @@ async def send_along(
     """Start the route: to the slip's current stop, whose label is the type unless `options` name one."""
     stop = address_of(slip)
     envelope = connection.outbound.envelope(stop.label, options)
-    onward = {name: value for name, value in options.items() if name not in ENVELOPE_OPTIONS}
     return await connection.outbound.publish(
-        stop.exchange, stop.routing_key, payload, cast("PublishOptions", {**onward, "envelope": slip.on(envelope)})
+        stop.exchange, stop.routing_key, payload, carrying(slip.on(envelope), options)
     )
 
 
@@ -235,5 +234,6 @@ async def forward(
 ) -> Receipt:
     """On to the slip's current stop, as given: it does not advance. Identity, correlation and headers travel on."""
     stop = address_of(slip)
-    carried: PublishOptions = {"envelope": slip.on(envelope)}
-    return await connection.outbound.publish(stop.exchange, stop.routing_key, payload, carried, own=True)
+    return await connection.outbound.publish(
+        stop.exchange, stop.routing_key, payload, carrying(slip.on(envelope)), own=True
+    )

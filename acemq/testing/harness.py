@@ -5,32 +5,31 @@ from __future__ import annotations
 import asyncio
 import gc
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from types import TracebackType
-from typing import Any, Generic, Self, TypedDict, TypeVar, Unpack, cast, get_origin
+from typing import Any, Generic, Self, TypeVar, Unpack, cast, get_origin
 
 from acemq import headers as h
 from acemq.clock import MovableClock, check_duration
 from acemq.codec import Codecs, Payload, Reader
 from acemq.connect_options import ConnectOptions
-from acemq.consume_options import ConsumeOptions
+from acemq.consumers import AnyConsumer
 from acemq.consuming import Consumer
-from acemq.envelope import Envelope
+from acemq.envelope import Envelope, EnvelopeChanges
 from acemq.errors import ConfigurationError, EncodeError, TopologyError
-from acemq.handling import name_of
-from acemq.headers import Headers, HeaderValue
+from acemq.headers import Headers
 from acemq.interceptors import ConsumeInterceptor, Draft, PublishInterceptor
 from acemq.message import Handled, Message
 from acemq.mq import AceMQ
-from acemq.opening import Opening, transport_for
+from acemq.opening import transport_for
 from acemq.publishing import Receipt
 from acemq.topology import dead_letters_of, parked_of
 from acemq.transport import Delivery, Transport
 from acemq.transports.memory import MemoryBroker, Profile, StoredMessage
 
-__all__ = ["Handling", "MessageFields", "MessageHarness", "Sent", "message"]
+__all__ = ["Handling", "MessageHarness", "Sent", "message"]
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
@@ -82,9 +81,9 @@ class MessageHarness:
         options["interceptors"] = (*ours, *options.get("interceptors", ()))
         options.setdefault("close_timeout", timedelta(seconds=2))
         options["clock"] = self.clock
-        connection = _OnBroker(self.broker, self._log, options)
-        self.mq: AceMQ = connection
-        self._opening: Opening[_OnBroker] = connection.opening()
+        self.mq: AceMQ = _OnBroker(self.broker, options)
+        self._log.consumers = self.mq.consumers
+        self._opening = self.mq.opening()
         self._errors = _LoopErrors(self._log)
 
     async def __aenter__(self) -> Self:
@@ -173,7 +172,7 @@ class MessageHarness:
         ]
 
     def _open(self) -> list[str]:
-        consumed = self._log.handlers
+        consumed = {consumer.queue for consumer in self.mq.consumers}
         counts = Counter(
             (each.queue, each.state)
             for each in self.broker.snapshot()
@@ -186,34 +185,14 @@ class MessageHarness:
 _ASIDE = (".dlq", ".parked")
 
 
-class MessageFields(TypedDict, total=False):
-    """Of the envelope that `message` makes; what is left out is as on a first attempt."""
-
-    id: str
-    type: str
-    version: int
-    correlation_id: str
-    causation_id: str | None
-    attempt: int
-    first_seen: datetime
-    age_known: bool
-    origin: str | None
-    error: str | None
-    claim: str | None
-    route: str | None
-    route_position: int
-    route_id: str | None
-
-
-def message(
-    payload: T, *, queue: str = "test", headers: Mapping[str, HeaderValue] = h.NONE, **envelope: Unpack[MessageFields]
-) -> Message[T]:
+def message(payload: T, *, queue: str = "test", **envelope: Unpack[EnvelopeChanges]) -> Message[T]:
     """A message as a handler is given it, so that a handler is tested as the function that it is.
 
-    `body` is the payload in the default codecs, and empty where those cannot write it.
+    What `envelope` leaves out is as on a first attempt, and `type` is the queue. `body` is the payload in the default
+    codecs, and empty where those cannot write it.
     """
-    fields: dict[str, Any] = dict(envelope)
-    made = Envelope.of(fields.pop("type", queue), headers=headers, **fields)
+    fields: dict[str, Any] = {"type": queue, **envelope}
+    made = Envelope.of(**fields)
     try:
         body, content_type = Codecs.default().write(payload)
     except EncodeError:
@@ -256,20 +235,22 @@ def _class_of(payload: Any) -> type[Any]:
 class _Log:
     """What one harness has seen."""
 
+    consumers: Iterable[AnyConsumer] = ()
+    """Those that are open."""
+
     def __init__(self) -> None:
         self.sent: list[Sent[Any]] = []
         self.handled: list[Handling[Any]] = []
         self.running: dict[Message[Any], None] = {}
         self.failures: dict[str, BaseException | None] = {}
         """Of tasks, by what is said of them."""
-        self.handlers: dict[str, dict[str, None]] = {}
-        """Their names, by the queue that they are for."""
+        self.handlers: dict[str, list[str]] = {}
+        """Their names, by the queue that they were for when something was taken from it."""
         self.workers: dict[asyncio.Task[Any], Message[Any]] = {}
         """What each worker took last."""
 
     def name(self, message: Message[Any]) -> str:
-        names = self.handlers.get(message.queue, {})
-        return f"handler {' or '.join(names) or '?'} of {message.queue!r}"
+        return f"handler {' or '.join(self.handlers[message.queue])} of {message.queue!r}"
 
     def problems(self) -> list[str]:
         never = [f"{self.name(each)} never ended; it had {each!r} in hand" for each in self.running]
@@ -277,6 +258,8 @@ class _Log:
 
     def took(self, message: Message[Any]) -> None:
         self.running[message] = None
+        here = (each for each in self.consumers if isinstance(each, Consumer) and each.queue == message.queue)
+        self.handlers[message.queue] = list(dict.fromkeys(consumer.handler for consumer in here))
         worker = asyncio.current_task()
         if worker is not None:
             if worker not in self.workers:
@@ -322,27 +305,14 @@ class _Handled(ConsumeInterceptor):
 
 
 class _OnBroker(AceMQ):
-    """A connection to the harness's broker, whatever a URL would say; it notes whose handler is for which queue."""
+    """A connection to the harness's broker, whatever a URL would say."""
 
-    def __init__(self, broker: MemoryBroker, log: _Log, options: ConnectOptions) -> None:
-        self._broker, self._log = broker, log
+    def __init__(self, broker: MemoryBroker, options: ConnectOptions) -> None:
+        self._broker = broker
         super().__init__("memory://", **options)
 
     def make_transport(self, url: str, **options: object) -> Transport:
         return transport_for(url, broker=self._broker, **options)
-
-    def _consumer(
-        self,
-        make: Callable[..., Consumer],
-        queue: str,
-        payload: Payload[Any],
-        handler: Callable[[Any], Any],
-        options: ConsumeOptions,
-        fewest: int = 1,
-    ) -> Opening[Consumer]:
-        opening = super()._consumer(make, queue, payload, handler, options, fewest)
-        self._log.handlers.setdefault(queue, {})[name_of(handler)] = None
-        return opening
 
 
 class _LoopErrors:

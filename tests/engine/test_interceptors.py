@@ -22,6 +22,7 @@ from acemq import (
     EncodeError,
     Handled,
     Message,
+    PublishingPausedError,
     PublishInterceptor,
     Receipt,
     RetryPolicy,
@@ -624,3 +625,17 @@ async def test_a_cancelled_batch_gives_its_permits_back(url: str, queue: str) ->
                 await sending
         await until(lambda: mq.outbound.permits.in_use == 0)
         await mq.send(queue, 1)
+
+
+async def test_a_pause_in_the_middle_of_a_batch_refuses_the_rest_as_it_does_without_hooks(url: str, queue: str) -> None:
+    class Pauses(PublishInterceptor):
+        def after_publish(self, draft: Draft, receipt: Receipt) -> None:
+            mq.pause_publishing()
+
+    async with acemq.connect(url, max_outstanding=4, interceptors=[Pauses()]) as mq:
+        with pytest.raises(BatchPublishError) as failed:
+            await mq.send_many(queue, range(10))
+        kinds = [type(result) for result in failed.value.results]
+        assert kinds == [Receipt] * 4 + [PublishingPausedError] * 6
+        assert failed.value.safe_to_resend
+        assert (await mq.depth(queue)).ready == 4

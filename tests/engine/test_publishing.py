@@ -246,6 +246,16 @@ async def test_m014_without_a_permit_in_time_a_publish_is_refused_and_says_how_m
         assert (await small.depth(queue)).ready == 6
 
 
+async def test_took_counts_from_the_write_and_not_the_wait_for_a_permit(url: str, queue: str) -> None:
+    async with acemq.connect(url, max_outstanding=1) as small:
+        assert small.outbound.permits.take_now()
+        waiting = asyncio.ensure_future(small.send(queue, 1))
+        await asyncio.sleep(0.5)
+        assert not waiting.done()
+        small.outbound.permits.give(1)
+        assert (await waiting).took < timedelta(seconds=0.4)
+
+
 async def test_m015_cancelled_publishes_give_back_their_permits(mq: AceMQ, queue: str) -> None:
     tasks = [asyncio.ensure_future(mq.send(queue, i)) for i in range(500)]
     await asyncio.sleep(0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, ClassVar
@@ -165,11 +166,11 @@ class SaysNoWhenClosed(Through):
             return False
 
 
-class _Changing(Through):
+class _Changing(Through, ABC):
     """What is published is changed on the way."""
 
-    def change(self, message: Outgoing) -> Outgoing:
-        raise NotImplementedError
+    @abstractmethod
+    def change(self, message: Outgoing) -> Outgoing: ...
 
     async def publish(self, batch: Sequence[Outgoing], **options: Any) -> Sequence[PublishResult]:
         return await self.inner.publish([self.change(message) for message in batch], **options)

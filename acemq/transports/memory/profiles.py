@@ -105,7 +105,7 @@ Profile.RABBITMQ = Profile(
         unroutable="told",
         dead_letter_routes=True,
         expiry=True,
-        priorities=255,
+        priorities=256,
         hold_limit=timedelta(minutes=30),
         fenced=True,
         exclusive=True,

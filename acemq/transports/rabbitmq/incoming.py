@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+from abc import ABC, abstractmethod
 from struct import error as StructError
 
-from acemq.headers import Headers
+from acemq.headers import DELIVERY_COUNT, Headers
 from acemq.transport import Delivery
 
 from . import frames
@@ -13,11 +14,8 @@ from .lane import End
 from .ledger import Ledger, Receipt
 from .session import Session
 
-DELIVERY_COUNT = "x-delivery-count"
-"""Set by quorum queues on what they deliver again."""
 
-
-class IncomingChannel:
+class IncomingChannel(ABC):
     """Takes Basic.Deliver and Basic.GetOk of one queue. A subclass says what becomes of each delivery."""
 
     def __init__(self, session: Session, queue: str, *, counts: bool | None) -> None:
@@ -76,8 +74,8 @@ class IncomingChannel:
         self.ledger.hold(self._tag, delivery)
         self.arrived(self._tag, delivery)
 
-    def arrived(self, tag: int, delivery: Delivery) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def arrived(self, tag: int, delivery: Delivery) -> None: ...
 
     def ended(self, end: End) -> None:
         self.end = end

@@ -1,0 +1,75 @@
+"""The consumers of one connection: those that are open, and what those that are gone have counted."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any, TypeAlias, TypeVar
+
+from acemq.consuming import Consumer
+from acemq.receiving import Receiving
+from acemq.settling import ConsumerCounters
+from acemq.stopping import Drained
+
+AnyConsumer: TypeAlias = Consumer | Receiving[Any]
+C = TypeVar("C", bound=AnyConsumer)
+
+KEPT = 1_000
+"""Queues for which is known what their closed consumers have counted."""
+
+
+class Consumers:
+    """In the order in which they were started."""
+
+    def __init__(self, origin: str) -> None:
+        self._origin = origin
+        self._open: dict[AnyConsumer, None] = {}
+        self._gone: dict[str, ConsumerCounters] = {}
+        self._numbers = itertools.count(1)
+
+    def __iter__(self) -> Iterator[AnyConsumer]:
+        return iter(tuple(self._open))
+
+    def name(self, queue: str) -> str:
+        """For the next one of this queue, unless its own options name it."""
+        return f"{self._origin}/{queue}/{next(self._numbers)}"
+
+    async def start(self, consumer: C) -> C:
+        self._open[consumer] = None
+        try:
+            await consumer.start()
+        except BaseException:
+            self.forget(consumer)
+            raise
+        return consumer
+
+    def forget(self, consumer: AnyConsumer) -> None:
+        """It is closed. What it has counted stays."""
+        if consumer in self._open:
+            del self._open[consumer]
+            self._gone[consumer.queue] = self._gone.get(consumer.queue, ConsumerCounters()) + consumer.counters
+            if len(self._gone) > KEPT:
+                del self._gone[next(iter(self._gone))]
+
+    def counted(self, queue: str) -> ConsumerCounters:
+        """By all consumers of a queue, closed ones included."""
+        return sum((each.counters for each in self if each.queue == queue), self._gone.get(queue, ConsumerCounters()))
+
+    async def drain(self, budget: timedelta) -> Drained:
+        """All at once. One that fails while closing does not keep the others open."""
+        stops = [asyncio.ensure_future(consumer.drain(budget)) for consumer in self]
+        try:
+            results = await asyncio.gather(*stops, return_exceptions=True)
+        except asyncio.CancelledError:
+            if stops:
+                await asyncio.wait(stops, timeout=1)
+            raise
+        finally:
+            self._open.clear()
+        return sum((_or_unfinished(result) for result in results), Drained())
+
+
+def _or_unfinished(result: Drained | BaseException) -> Drained:
+    return result if isinstance(result, Drained) else Drained(finished=False)
