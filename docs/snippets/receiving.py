@@ -1,5 +1,6 @@
 import asyncio
 import os
+from datetime import timedelta
 
 import acemq
 from acemq import Pulled, Topology
@@ -20,7 +21,10 @@ async def main() -> None:
                     break
             for done in ("top", "front"):
                 print(done, "done:", await at_work[done].accept())
-        print("left open:", (await mq.depth("renders")).ready)  # "side" went back when the block was left
+        # What was left open went back when the block was left.
+        back = await mq.pull("renders", str, wait=timedelta(seconds=5))
+        assert back is not None
+        print(back.payload, "came back:", await back.accept())
 
 
 asyncio.run(main())
