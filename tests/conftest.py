@@ -8,12 +8,15 @@ from __future__ import annotations
 import os
 import re
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import ExitStack, suppress
 from typing import Protocol, TypeVar
 
 import pytest
 
+from acemq.telemetry import Diagnostic
+from tests.foreign.client import Foreign
+from tests.proxy import Proxy
 from tests.services import CannotBeHad, RabbitMQ, Server, Setting
 
 pytest_plugins = ["acemq.testing.conformance.plugin"]  # where acemq is installed, pytest finds it by itself
@@ -87,6 +90,30 @@ def _starter() -> Iterator[StartRabbitMQ]:
 
 start_rabbitmq = pytest.fixture(_starter, name="start_rabbitmq")
 start_rabbitmq_for_module = pytest.fixture(_starter, scope="module", name="start_rabbitmq_for_module")
+
+
+@pytest.fixture
+def foreign(rabbit_url: str) -> Iterator[Foreign]:
+    with Foreign(rabbit_url) as foreign:
+        yield foreign
+
+
+@pytest.fixture
+async def proxy(rabbitmq: RabbitMQ) -> AsyncIterator[Proxy]:
+    async with Proxy("127.0.0.1", rabbitmq.port) as between:
+        yield between
+
+
+@pytest.fixture
+def proxied(proxy: Proxy) -> str:
+    """The shared node, through `proxy`."""
+    return f"amqp://guest:guest@127.0.0.1:{proxy.port}"
+
+
+@pytest.fixture
+def diagnostics() -> list[Diagnostic]:
+    """For `on_diagnostic=diagnostics.append`."""
+    return []
 
 
 @pytest.fixture

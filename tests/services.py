@@ -208,6 +208,9 @@ class RabbitMQ(Server):
 
         return nearest("RabbitMQ", lambda: LocalRabbitMQ(settings), lambda: DockerRabbitMQ(settings), installed)
 
+    port: int
+    """On the loopback; the same for its whole life."""
+
     @abstractmethod
     def ctl(self, *arguments: str) -> str:
         """What `rabbitmqctl` prints; about half a second a call."""
@@ -234,7 +237,7 @@ class LocalRabbitMQ(LocalServer, RabbitMQ):
     def __init__(self, settings: Mapping[str, Setting]) -> None:
         self._scripts = _rabbitmq_scripts()
         super().__init__()
-        self._port, self._distribution_port, self._epmd_port = free_ports(3)
+        self.port, self._distribution_port, self._epmd_port = free_ports(3)
         self._epmd: subprocess.Popen[bytes] | None = None
         for folder in ("home", "mnesia", "log", "etc"):
             (self.home / folder).mkdir()
@@ -248,7 +251,7 @@ class LocalRabbitMQ(LocalServer, RabbitMQ):
 
     @property
     def url(self) -> str:
-        return f"amqp://guest:guest@{LOOPBACK}:{self._port}"
+        return f"amqp://guest:guest@{LOOPBACK}:{self.port}"
 
     def start(self) -> None:
         if self._epmd is None:
@@ -297,9 +300,9 @@ class LocalRabbitMQ(LocalServer, RabbitMQ):
                 "LANG": "C.UTF-8",
                 "ERL_EPMD_PORT": str(self._epmd_port),
                 "ERL_EPMD_ADDRESS": LOOPBACK,
-                "RABBITMQ_NODENAME": f"test_{self._port}@localhost",
+                "RABBITMQ_NODENAME": f"test_{self.port}@localhost",
                 "RABBITMQ_NODE_IP_ADDRESS": LOOPBACK,
-                "RABBITMQ_NODE_PORT": str(self._port),
+                "RABBITMQ_NODE_PORT": str(self.port),
                 "RABBITMQ_DIST_PORT": str(self._distribution_port),
                 # Else the distribution port listens on every interface.
                 "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": "-kernel inet_dist_use_interface {127,0,0,1}",
@@ -316,7 +319,7 @@ class LocalRabbitMQ(LocalServer, RabbitMQ):
         )
 
     def _answers(self) -> bool:
-        return _speaks_amqp(LOOPBACK, self._port)
+        return _speaks_amqp(LOOPBACK, self.port)
 
     def _server_id(self, child: int) -> int:
         # The child is a shell that waits for the node. The file is gone soon after SIGTERM, so it is read now.
@@ -338,16 +341,16 @@ class DockerRabbitMQ(RabbitMQ):
         config = self._folder / "advanced.config"
         config.write_text(_advanced_config(settings))
         self._folder.chmod(0o755)
-        (self._port,) = free_ports(1)  # chosen here, as Docker would choose another at each start
+        (self.port,) = free_ports(1)  # chosen here, as Docker would choose another at each start
         self._container = DockerContainer(self.image)
-        self._container.with_bind_ports(5672, self._port)
+        self._container.with_bind_ports(5672, self.port)
         self._container.with_volume_mapping(str(config), "/etc/rabbitmq/advanced.config")
         self._host = LOOPBACK
         self._created = False
 
     @property
     def url(self) -> str:
-        return f"amqp://guest:guest@{self._host}:{self._port}"
+        return f"amqp://guest:guest@{self._host}:{self.port}"
 
     def start(self) -> None:
         if self._created:
@@ -357,7 +360,7 @@ class DockerRabbitMQ(RabbitMQ):
             self._created = True
             self._host = self._container.get_container_host_ip()  # the engine may run on another machine
         deadline = time.monotonic() + self.starts_within.total_seconds()
-        while not _speaks_amqp(self._host, self._port):
+        while not _speaks_amqp(self._host, self.port):
             if time.monotonic() > deadline:
                 raise TimeoutError(f"no answer from {self.url} within {self.starts_within}")
             time.sleep(0.1)

@@ -22,11 +22,6 @@ def url(request: pytest.FixtureRequest, name: str) -> str:
 
 
 @pytest.fixture
-def diagnostics() -> list[Diagnostic]:
-    return []
-
-
-@pytest.fixture
 async def mq(url: str, diagnostics: list[Diagnostic]) -> AsyncIterator[AceMQ]:
     async with acemq.connect(url, on_diagnostic=diagnostics.append) as mq:
         yield mq

@@ -8,7 +8,6 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
 from datetime import timedelta
-from urllib.parse import urlsplit
 
 import pytest
 
@@ -41,12 +40,6 @@ from tests.waiting import until
 QUICK = Backoff(first=timedelta(milliseconds=50), ceiling=timedelta(milliseconds=100))
 
 
-def port_of(url: str) -> int:
-    port = urlsplit(url).port
-    assert port is not None
-    return port
-
-
 # Credentials
 
 
@@ -75,7 +68,7 @@ async def test_m005_a_source_is_asked_at_every_dial_and_a_changed_password_needs
         return plain()
 
     source = plain if kind == "plain" else asynchronous
-    url = f"amqp://somebody:wr0ng@127.0.0.1:{port_of(rabbitmq.url)}"
+    url = f"amqp://somebody:wr0ng@127.0.0.1:{rabbitmq.port}"
     async with acemq.connect(url, credentials=source, reconnect=QUICK) as mq:
         await asyncio.to_thread(rabbitmq.ctl, "change_password", user, "pa55-two")
         await asyncio.to_thread(rabbitmq.close_all_connections)
@@ -89,14 +82,14 @@ async def test_m005_a_source_is_asked_at_every_dial_and_a_changed_password_needs
 
 
 async def test_refused_credentials_end_the_opening_at_once_and_are_shown_nowhere(
-    rabbit_url: str, caplog: pytest.LogCaptureFixture
+    rabbitmq: RabbitMQ, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG)
     began = time.monotonic()
     with pytest.raises(AuthenticationError) as refused:
-        await acemq.connect(rabbit_url, credentials=Credentials("guest", "s3cret"))
+        await acemq.connect(rabbitmq.url, credentials=Credentials("guest", "s3cret"))
     assert time.monotonic() - began < 5
-    assert refused.value.hosts == (f"127.0.0.1:{port_of(rabbit_url)}/",)
+    assert refused.value.hosts == (f"127.0.0.1:{rabbitmq.port}/",)
     assert "s3cret" not in f"{caplog.text} {refused.value!r} {vars(refused.value)!r} {refused.value.__cause__!r}"
 
 
@@ -106,7 +99,7 @@ async def test_credentials_refused_at_a_reconnect_are_tried_again_and_the_state_
     assert link.HOPELESS == (5.0, 30.0)
     monkeypatch.setattr(link, "HOPELESS", (0.05, 0.1))
     password = "pa55-one"
-    url = f"amqp://127.0.0.1:{port_of(rabbitmq.url)}"
+    url = f"amqp://127.0.0.1:{rabbitmq.port}"
     async with acemq.connect(url, credentials=lambda: Credentials(user, password), reconnect=QUICK) as mq:
         await asyncio.to_thread(rabbitmq.ctl, "change_password", user, "pa55-two")
         await asyncio.to_thread(rabbitmq.close_all_connections)
@@ -159,7 +152,7 @@ async def test_closing_does_not_wait_for_a_source_that_never_answers(rabbitmq: R
             await asyncio.Event().wait()
         return Credentials("guest", "guest")
 
-    mq = await acemq.connect(f"amqp://127.0.0.1:{port_of(rabbitmq.url)}", credentials=hesitant, reconnect=QUICK)
+    mq = await acemq.connect(f"amqp://127.0.0.1:{rabbitmq.port}", credentials=hesitant, reconnect=QUICK)
     await asyncio.to_thread(rabbitmq.close_all_connections)
     await until(lambda: asked == 2)
     began = time.monotonic()
@@ -172,18 +165,18 @@ async def test_closing_does_not_wait_for_a_source_that_never_answers(rabbitmq: R
 # Hosts
 
 
-async def test_m002_of_three_hosts_the_one_that_answers_is_found_within_one_round(rabbit_url: str) -> None:
-    hosts = ",".join(f"127.0.0.1:{port}" for port in (*free_ports(2), port_of(rabbit_url)))
+async def test_m002_of_three_hosts_the_one_that_answers_is_found_within_one_round(rabbitmq: RabbitMQ) -> None:
+    hosts = ",".join(f"127.0.0.1:{port}" for port in (*free_ports(2), rabbitmq.port))
     never = Backoff(first=timedelta(minutes=10), ceiling=timedelta(minutes=10))  # there is no second round
     for _ in range(10):
         opening = acemq.connect(f"amqp://guest:guest@{hosts}", reconnect=never, connect_timeout=timedelta(seconds=5))
         async with opening as mq:
-            assert mq.state.endpoint == f"127.0.0.1:{port_of(rabbit_url)}/"
+            assert mq.state.endpoint == f"127.0.0.1:{rabbitmq.port}/"
 
 
-async def test_m002_the_first_host_is_not_always_the_same(rabbit_url: str) -> None:
+async def test_m002_the_first_host_is_not_always_the_same(rabbitmq: RabbitMQ) -> None:
     async with AsyncExitStack() as stack:
-        doors = [await stack.enter_async_context(Proxy("127.0.0.1", port_of(rabbit_url))) for _ in range(3)]
+        doors = [await stack.enter_async_context(Proxy("127.0.0.1", rabbitmq.port)) for _ in range(3)]
         url = f"amqp://guest:guest@{','.join(f'127.0.0.1:{door.port}' for door in doors)}"
         endpoints = {(await stack.enter_async_context(acemq.connect(url))).state.endpoint for _ in range(10)}
     assert len(endpoints) > 1
@@ -434,7 +427,7 @@ async def test_while_paused_a_pipeline_finishes_its_runs_and_starts_none(mq: Ace
 # Closing
 
 
-async def test_close_while_reconnecting_is_bounded(rabbitmq: RabbitMQ, queue: str, mq: AceMQ) -> None:
+async def test_close_while_reconnecting_is_bounded(proxy: Proxy, proxied: str, queue: str, mq: AceMQ) -> None:
     """In memory as on RabbitMQ; a publish that waits for the link is refused, and nothing is dialled any more."""
     handling = asyncio.Event()
 
@@ -442,36 +435,35 @@ async def test_close_while_reconnecting_is_bounded(rabbitmq: RabbitMQ, queue: st
         handling.set()
         await asyncio.sleep(30)
 
-    async with Proxy("127.0.0.1", port_of(rabbitmq.url)) as proxy:
-        memory = mq.capabilities.transport == "memory"
-        url = mq.state.endpoint if memory else f"amqp://guest:guest@127.0.0.1:{proxy.port}"
-        busy = await acemq.connect(url, reconnect=QUICK)
-        consumer = await busy.consume(queue, int, handle)
-        await mq.send(queue, 1)
-        await handling.wait()
-        broker = MemoryBroker.named(url.removeprefix("memory://")) if memory else None
-        if broker is not None:
-            broker.refuse_dials()
-            broker.disconnect("cut by a test")
-        else:
-            proxy.refuse()
-            proxy.cut()
-        await until(lambda: busy.state.phase == "reconnecting" and busy.state.dials >= 2)
-        waiting = asyncio.create_task(busy.send(queue, 2, timeout=timedelta(seconds=30)))
-        await asyncio.sleep(0)
-        began = time.monotonic()
-        drained = await busy.close(timedelta(milliseconds=800))
-        assert time.monotonic() - began < 2.3
-        assert not drained.finished
-        assert busy.state.phase == "closed"
-        with pytest.raises((PublishRefusedError, ClosedError)):
-            await asyncio.wait_for(waiting, 2)
-        assert await busy.close() is drained
-        if broker is not None:
-            broker.refuse_dials(False)
-        else:
-            proxy.refuse(False)
-        dialled = proxy.accepted
-        await asyncio.sleep(0.3)  # this is how long nothing happens
-        assert proxy.accepted == dialled
-        assert consumer.in_flight == 0
+    memory = mq.capabilities.transport == "memory"
+    url = mq.state.endpoint if memory else proxied
+    busy = await acemq.connect(url, reconnect=QUICK)
+    consumer = await busy.consume(queue, int, handle)
+    await mq.send(queue, 1)
+    await handling.wait()
+    broker = MemoryBroker.named(url.removeprefix("memory://")) if memory else None
+    if broker is not None:
+        broker.refuse_dials()
+        broker.disconnect("cut by a test")
+    else:
+        proxy.refuse()
+        proxy.cut()
+    await until(lambda: busy.state.phase == "reconnecting" and busy.state.dials >= 2)
+    waiting = asyncio.create_task(busy.send(queue, 2, timeout=timedelta(seconds=30)))
+    await asyncio.sleep(0)
+    began = time.monotonic()
+    drained = await busy.close(timedelta(milliseconds=800))
+    assert time.monotonic() - began < 2.3
+    assert not drained.finished
+    assert busy.state.phase == "closed"
+    with pytest.raises((PublishRefusedError, ClosedError)):
+        await asyncio.wait_for(waiting, 2)
+    assert await busy.close() is drained
+    if broker is not None:
+        broker.refuse_dials(False)
+    else:
+        proxy.refuse(False)
+    dialled = proxy.accepted
+    await asyncio.sleep(0.3)  # this is how long nothing happens
+    assert proxy.accepted == dialled
+    assert consumer.in_flight == 0

@@ -12,11 +12,13 @@ from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from msgspec.structs import replace
 
 import acemq
 from acemq import (
     AceMQ,
     Ack,
+    CapabilityError,
     ClosedError,
     ConfigurationError,
     Diagnostic,
@@ -26,6 +28,7 @@ from acemq import (
     TopologyError,
     current_message,
 )
+from acemq.transport import LeaseTerms
 from acemq.transports.memory import MemoryBroker, Profile
 from tests.waiting import until
 
@@ -192,6 +195,46 @@ async def test_m035_a_handler_or_class_of_the_wrong_shape_is_refused_at_the_call
 async def test_bad_options_are_refused_at_the_call(mq: AceMQ, queue: str, options: Any, match: str) -> None:
     with pytest.raises(ConfigurationError, match=match):
         mq.consume(queue, Order, lambda m: None, **options)
+
+
+LEASE = LeaseTerms(
+    default=timedelta(seconds=10),
+    shortest=timedelta(seconds=1),
+    longest=timedelta(seconds=60),
+    step=timedelta(seconds=1),
+    renewable=False,
+)
+
+
+@pytest.mark.parametrize(
+    ("can", "allowed", "refused", "match"),
+    [
+        ({"lease": LEASE}, 9.9, 10, "handler_timeout=0:00:10 needs a lease longer than 0:00:10"),
+        ({"lease": replace(LEASE, renewable=True)}, 3600, None, ""),
+        (
+            {"hold_limit": timedelta(seconds=20)},
+            18,
+            19,
+            "handler_timeout=0:00:19 needs holding a delivery for longer than 0:00:20",
+        ),
+    ],
+    ids=["a lease that is not renewed", "a lease that is", "a limit on holding"],
+)
+@pytest.mark.parametrize("how", ["consume", "consume_batches", "consume_group"])
+async def test_a_time_limit_that_outlasts_what_the_broker_lets_be_held_is_refused_at_the_call(
+    name: str, how: str, can: dict[str, Any], allowed: float, refused: float | None, match: str
+) -> None:
+    profile = replace(Profile.FULL, capabilities=replace(Profile.FULL.capabilities, **can))
+    broker = MemoryBroker.named(name, profile=profile)
+    more = {"size": 2} if how == "consume_group" else {}
+    async with acemq.connect(f"memory://{broker.name}") as mq:
+        await mq.declare(acemq.Topology().queue("q"))
+        consume = functools.partial(getattr(mq, how), "q", int, lambda m: None, **more)
+        async with consume(handler_timeout=timedelta(seconds=allowed)):
+            pass
+        if refused is not None:
+            with pytest.raises(CapabilityError, match=match):
+                consume(handler_timeout=timedelta(seconds=refused))
 
 
 async def test_m036_a_missing_queue_is_named_and_ends_nothing_else(mq: AceMQ, queue: str) -> None:

@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from datetime import timedelta
-from urllib.parse import urlsplit
 
 import pytest
 
@@ -119,17 +118,11 @@ class TestOnRabbitMQ:
     def url(self, rabbit_url: str) -> str:
         return rabbit_url
 
-    @pytest.fixture
-    async def proxy(self, url: str) -> AsyncIterator[Proxy]:
-        async with Proxy("127.0.0.1", urlsplit(url).port or 5672) as proxy:
-            yield proxy
-
     async def test_m040_the_first_closed_by_force_the_second_delivers_within_five_seconds_and_never_both(
-        self, url: str, mq: AceMQ, queue: str, proxy: Proxy, watched: Watched
+        self, url: str, mq: AceMQ, queue: str, proxy: Proxy, proxied: str, watched: Watched
     ) -> None:
-        through = urlsplit(url)._replace(netloc=f"guest:guest@127.0.0.1:{proxy.port}").geturl()
         async with AsyncExitStack() as stack:
-            first = await stack.enter_async_context(acemq.connect(through))
+            first = await stack.enter_async_context(acemq.connect(proxied))
             second = await stack.enter_async_context(acemq.connect(url))
             await first.consume(queue, int, watched.of("first"), exclusive=True, concurrency=1)
             standby = await second.consume(queue, int, watched.of("second"), exclusive=True, concurrency=1)
@@ -146,10 +139,9 @@ class TestOnRabbitMQ:
         assert watched.most == 1
 
     async def test_an_owner_that_lost_its_link_and_has_no_rival_goes_on(
-        self, url: str, mq: AceMQ, queue: str, proxy: Proxy, watched: Watched
+        self, mq: AceMQ, queue: str, proxy: Proxy, proxied: str, watched: Watched
     ) -> None:
-        through = urlsplit(url)._replace(netloc=f"guest:guest@127.0.0.1:{proxy.port}").geturl()
-        async with acemq.connect(through) as alone:
+        async with acemq.connect(proxied) as alone:
             await alone.consume(queue, int, watched.of("alone"), exclusive=True)
             proxy.cut()
             await mq.send_many(queue, range(10))

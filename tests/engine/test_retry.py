@@ -40,11 +40,6 @@ def broker(request: pytest.FixtureRequest, clock: MovableClock, name: str) -> Me
 
 
 @pytest.fixture
-def diagnostics() -> list[Diagnostic]:
-    return []
-
-
-@pytest.fixture
 async def mq(
     broker: MemoryBroker, clock: MovableClock, name: str, diagnostics: list[Diagnostic]
 ) -> AsyncIterator[AceMQ]:

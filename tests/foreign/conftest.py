@@ -10,12 +10,6 @@ from tests.foreign.client import Foreign, Wire
 
 
 @pytest.fixture
-def foreign(rabbit_url: str) -> Iterator[Foreign]:
-    with Foreign(rabbit_url) as foreign:
-        yield foreign
-
-
-@pytest.fixture
 def wire(rabbit_url: str) -> Iterator[Wire]:
     with Wire(rabbit_url) as wire:
         yield wire

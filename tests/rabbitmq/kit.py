@@ -7,7 +7,6 @@ import itertools
 from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
 from typing import Any
-from urllib.parse import urlsplit
 
 from acemq.transport import (
     Delivery,
@@ -111,9 +110,3 @@ async def until_depth(transport: Transport, queue: str, ready: int, within: floa
                 found = (await transport.depth(queue)).ready
     except TimeoutError:
         raise AssertionError(f"{queue} has {found} ready messages, not {ready}, after {within:g} s") from None
-
-
-def port_of(url: str) -> int:
-    port = urlsplit(url).port
-    assert port is not None
-    return port

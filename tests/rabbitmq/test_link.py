@@ -28,7 +28,7 @@ from acemq.transport import (
 from acemq.transports.rabbitmq import transport
 from tests.proxy import Proxy
 from tests.rabbitmq.conftest import Declare, Dial
-from tests.rabbitmq.kit import SOON, Recorder, fill, out, port_of, send, settle, until
+from tests.rabbitmq.kit import SOON, Recorder, fill, out, send, settle, until
 from tests.services import RabbitMQ, free_ports
 
 SECRET = "s3cret/@:#?%"
@@ -75,10 +75,10 @@ async def test_a_server_that_says_nothing_is_given_up_at_the_limit(proxy: Proxy,
 
 
 async def test_wrong_credentials_end_the_opening_at_once_and_are_shown_nowhere(
-    rabbit_url: str, caplog: pytest.LogCaptureFixture
+    rabbitmq: RabbitMQ, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG)
-    one = transport(f"amqp://guest:{quote(SECRET, safe='')}@127.0.0.1:{port_of(rabbit_url)}/")
+    one = transport(f"amqp://guest:{quote(SECRET, safe='')}@127.0.0.1:{rabbitmq.port}/")
     began = time.monotonic()
     with pytest.raises(AccessDenied) as refused:
         await one.open(within=seconds(10))
@@ -104,18 +104,18 @@ async def test_a_virtual_host_with_a_slash_and_a_password_of_special_signs_work(
 
     await asyncio.to_thread(prepare)
     who = f"{quote('me@home', safe='')}:{quote(SECRET, safe='')}"
-    one = await dial(f"amqp://{who}@127.0.0.1:{port_of(rabbitmq.url)}/{quote('a/b %2F', safe='')}")
-    assert one.state.endpoint == f"127.0.0.1:{port_of(rabbitmq.url)}/a/b %2F"
+    one = await dial(f"amqp://{who}@127.0.0.1:{rabbitmq.port}/{quote('a/b %2F', safe='')}")
+    assert one.state.endpoint == f"127.0.0.1:{rabbitmq.port}/a/b %2F"
     await asyncio.to_thread(rabbitmq.ctl, "delete_vhost", "a/b %2F")
     await asyncio.to_thread(rabbitmq.ctl, "delete_user", "me@home")
 
 
-async def test_of_several_hosts_the_one_that_answers_is_found_within_one_round(rabbit_url: str, dial: Dial) -> None:
+async def test_of_several_hosts_the_one_that_answers_is_found_within_one_round(rabbitmq: RabbitMQ, dial: Dial) -> None:
     dead = ",".join(f"127.0.0.1:{port}" for port in free_ports(2))
     began = time.monotonic()
-    one = await dial(f"amqp://guest:guest@{dead},127.0.0.1:{port_of(rabbit_url)}")
+    one = await dial(f"amqp://guest:guest@{dead},127.0.0.1:{rabbitmq.port}")
     assert time.monotonic() - began < 2
-    assert one.state.endpoint == f"127.0.0.1:{port_of(rabbit_url)}/"
+    assert one.state.endpoint == f"127.0.0.1:{rabbitmq.port}/"
     assert one.state.dials == 0
 
 

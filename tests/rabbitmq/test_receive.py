@@ -30,7 +30,7 @@ from acemq.transport import (
 from tests.conftest import StartRabbitMQ
 from tests.proxy import Proxy
 from tests.rabbitmq.conftest import Declare, Dial
-from tests.rabbitmq.kit import Recorder, drain, fill, out, port_of, send, settle, until, until_depth
+from tests.rabbitmq.kit import Recorder, drain, fill, out, send, settle, until, until_depth
 from tests.services import RabbitMQ
 
 ACTIVE, RECOVERING = SubscriptionPhase.ACTIVE, SubscriptionPhase.RECOVERING
@@ -466,7 +466,7 @@ async def test_a_private_queue_held_by_our_own_ghost_is_waited_for_and_made_agai
     dial: Dial, rabbitmq: RabbitMQ, name: str
 ) -> None:
     """The broker takes as long as we do to notice that a line is dead, and until then keeps the queue for it."""
-    upstream = port_of(rabbitmq.url)
+    upstream = rabbitmq.port
     async with Proxy("127.0.0.1", upstream) as one, Proxy("127.0.0.1", upstream) as two:
         hosts = f"127.0.0.1:{one.port},127.0.0.1:{two.port}"
         broker, sink = await dial(f"amqp://guest:guest@{hosts}?heartbeat=2", connections=1), Recorder()

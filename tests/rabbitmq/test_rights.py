@@ -11,7 +11,7 @@ import pytest
 from acemq.topology import Topology
 from acemq.transport import AccessDenied, ApplyMode, Published
 from tests.rabbitmq.conftest import Declare, Dial
-from tests.rabbitmq.kit import Recorder, out, port_of, send
+from tests.rabbitmq.kit import Recorder, out, send
 from tests.services import RabbitMQ
 
 
@@ -25,7 +25,7 @@ async def restricted(rabbitmq: RabbitMQ, name: str) -> AsyncIterator[str]:
         rabbitmq.ctl("set_permissions", user, "^$", f"^({name}-mine.*|amq\\.default)$", f"^{name}-mine.*$")
 
     await asyncio.to_thread(prepare)
-    yield f"amqp://{user}:pw@127.0.0.1:{port_of(rabbitmq.url)}"
+    yield f"amqp://{user}:pw@127.0.0.1:{rabbitmq.port}"
     await asyncio.to_thread(rabbitmq.ctl, "delete_user", user)
 
 

@@ -19,7 +19,6 @@ import acemq
 from acemq import AceMQ, Backoff, Credentials, Opening, SecurityError, Tls
 from acemq.security import ALLOW_DEVELOPMENT, DEVELOPMENT
 from tests.conftest import StartRabbitMQ
-from tests.rabbitmq.kit import port_of
 from tests.services import LocalRabbitMQ, RabbitMQ, free_ports
 from tests.waiting import until
 
@@ -174,7 +173,7 @@ async def door(to: RabbitMQ, context: ssl.SSLContext) -> AsyncIterator[str]:
         assert me is not None
         running.add(me)
         try:
-            inner_reader, inner_writer = await asyncio.open_connection("127.0.0.1", port_of(to.url))
+            inner_reader, inner_writer = await asyncio.open_connection("127.0.0.1", to.port)
             await asyncio.gather(pipe(reader, inner_writer), pipe(inner_reader, writer))
         finally:
             running.discard(me)

@@ -491,8 +491,10 @@ class MemoryTransport:
 
     async def renew(self, batch: Sequence[Delivery], lease: timedelta) -> Sequence[Renewal]:
         self._check_open()
-        if self._capabilities.lease is None:
-            return [Renewal("failed", error=TransportError("this broker has no leases")) for _ in batch]
+        terms = self._capabilities.lease
+        if terms is None or not terms.renewable:
+            lacks = "no leases" if terms is None else "leases that are not renewed"
+            return [Renewal("failed", error=TransportError(f"this broker has {lacks}")) for _ in batch]
         seconds = self._lease(lease) or 0.0
         until = self._clock.monotonic() + LIMIT
         link = await self._linked(until)

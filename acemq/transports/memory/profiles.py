@@ -54,8 +54,8 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
         return None if length is None else length.total_seconds()
 
     def with_terms(self, lease: timedelta | None, max_message: int) -> Capabilities:
-        """The capabilities of a broker with this lease (`None`: until the link dies) and this limit."""
-        terms = None
+        """The capabilities of a broker with this lease (`None`: what the profile has) and this limit."""
+        terms = self.capabilities.lease
         if lease is not None:
             terms = LeaseTerms(default=lease, shortest=STEP, longest=FOREVER, step=STEP, renewable=True)
         return replace(self.capabilities, lease=terms, max_message=max_message)

@@ -4,12 +4,13 @@ import asyncio
 from datetime import timedelta
 
 import pytest
+from msgspec.structs import replace
 
 from acemq.clock import MovableClock
 from acemq.errors import CapabilityError, ConfigurationError
 from acemq.topology import Topology
-from acemq.transport import Delivery, LostBy
-from acemq.transports.memory import MemoryBroker
+from acemq.transport import Delivery, LeaseTerms, LostBy
+from acemq.transports.memory import MemoryBroker, Profile
 from tests.unit.transports.memory.conftest import Connect
 from tests.unit.transports.memory.playing import MINUTE, NOW, SECOND, Calling, Client
 
@@ -215,6 +216,22 @@ async def test_a_broker_without_leases_refuses_to_give_one(client: Client) -> No
     await client.send(b"x")
     (renewal,) = await client.port.renew(await client.take(), LEASE)
     assert renewal.outcome == "failed"
+
+
+async def test_a_lease_that_is_not_renewable_ends_at_its_instant_whatever_is_asked(
+    connect: Connect, clock: MovableClock
+) -> None:
+    terms = LeaseTerms(default=LEASE, shortest=LEASE, longest=LEASE, step=SECOND, renewable=False)
+    capabilities = replace(Profile.FULL.capabilities, lease=terms)
+    client = await connect(MemoryBroker(clock=clock, profile=replace(Profile.FULL, capabilities=capabilities)))
+    await client.declare("orders")
+    await client.send(b"x")
+    held = await client.take()
+    await clock.advance(LEASE / 2)
+    (renewal,) = await client.port.renew(held, LEASE)
+    assert renewal.outcome == "failed"
+    await clock.advance(LEASE / 2)
+    assert [delivery.redelivered for delivery in await client.take()] == [True]
 
 
 # The clock
