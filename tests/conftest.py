@@ -8,13 +8,14 @@ from __future__ import annotations
 import os
 import re
 import secrets
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Generator, Iterator
 from contextlib import ExitStack, suppress
 from typing import Protocol, TypeVar
 
 import pytest
 
 from acemq.telemetry import Diagnostic
+from tests import secret
 from tests.foreign.client import Foreign
 from tests.proxy import Proxy
 from tests.services import CannotBeHad, RabbitMQ, Server, Setting
@@ -29,6 +30,24 @@ OBTAIN: dict[str, Callable[[], Server]] = {
     "start_rabbitmq_for_module": RabbitMQ.obtain,
 }
 """Fixtures that need a real server, and how it is had."""
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_error_shows_a_password() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        secret.watch_errors(patch)
+        yield
+
+
+def pytest_configure() -> None:
+    secret.log_everything()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    secret.watch_report(report)
+    return report
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -105,9 +124,9 @@ async def proxy(rabbitmq: RabbitMQ) -> AsyncIterator[Proxy]:
 
 
 @pytest.fixture
-def proxied(proxy: Proxy) -> str:
+def proxied(rabbitmq: RabbitMQ, proxy: Proxy) -> str:
     """The shared node, through `proxy`."""
-    return f"amqp://guest:guest@127.0.0.1:{proxy.port}"
+    return rabbitmq.url_through(proxy.port)
 
 
 @pytest.fixture

@@ -30,6 +30,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar, cast
 
+from tests.secret import PASSWORD
+
 S = TypeVar("S", bound="Server")
 Setting = bool | int | str | timedelta
 
@@ -192,7 +194,7 @@ class LocalServer(Server):
 
 
 class RabbitMQ(Server):
-    """A RabbitMQ node of one's own, user and password `guest`."""
+    """A RabbitMQ node of one's own, user `guest`, with a password that no other text has in it."""
 
     @classmethod
     def obtain(cls, **settings: Setting) -> RabbitMQ:
@@ -210,6 +212,13 @@ class RabbitMQ(Server):
 
     port: int
     """On the loopback; the same for its whole life."""
+
+    def url_as(self, user: str, password: str) -> str:
+        return self.url.replace(f"guest:{PASSWORD}@", f"{user}:{password}@")
+
+    def url_through(self, *ports: int) -> str:
+        """The same node by other doors of the loopback, such as a proxy's."""
+        return f"amqp://guest:{PASSWORD}@{','.join(f'{LOOPBACK}:{port}' for port in ports)}"
 
     @abstractmethod
     def ctl(self, *arguments: str) -> str:
@@ -251,7 +260,7 @@ class LocalRabbitMQ(LocalServer, RabbitMQ):
 
     @property
     def url(self) -> str:
-        return f"amqp://guest:guest@{LOOPBACK}:{self.port}"
+        return self.url_through(self.port)
 
     def start(self) -> None:
         if self._epmd is None:
@@ -350,7 +359,7 @@ class DockerRabbitMQ(RabbitMQ):
 
     @property
     def url(self) -> str:
-        return f"amqp://guest:guest@{self._host}:{self.port}"
+        return f"amqp://guest:{PASSWORD}@{self._host}:{self.port}"
 
     def start(self) -> None:
         if self._created:
@@ -420,6 +429,7 @@ def _fewer_plugins(scripts: Path, into: Path) -> Path | None:
 def _advanced_config(settings: Mapping[str, Setting]) -> str:
     every: dict[str, Setting] = {
         "disk_free_limit": 50_000_000,
+        "default_pass": f'<<"{PASSWORD}">>',
         "quorum_tick_interval": timedelta(milliseconds=500),
         **settings,
     }

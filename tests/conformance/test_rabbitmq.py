@@ -15,6 +15,7 @@ from acemq.transport import Transport
 from acemq.transports.rabbitmq import transport
 from tests.conftest import StartRabbitMQ
 from tests.foreign.client import Foreign, Wire
+from tests.secret import PASSWORD
 from tests.services import RabbitMQ
 
 pytestmark = pytest.mark.timeout(150)
@@ -58,7 +59,7 @@ class OnRabbitMQ(TransportConformance):
 
     def no_access(self) -> tuple[Transport, str]:
         secret = "not-the-password"
-        return self.tcp.behind(lambda url: transport(url.replace("guest:guest@", f"guest:{secret}@"))), secret
+        return self.tcp.behind(lambda url: transport(url.replace(PASSWORD, secret))), secret
 
     def _block(self, on: bool) -> None:
         """The alarm goes off at the next look at the memory, not at once."""

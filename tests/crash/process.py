@@ -16,6 +16,7 @@ import msgspec
 
 from tests.crash.recording import Recorder
 from tests.crash.worker import Plan
+from tests.secret import assert_unprinted
 from tests.waiting import until
 
 ROOT = Path(__file__).parents[2]
@@ -82,14 +83,14 @@ class Workers:
     """All workers of one test. None outlives it."""
 
     def __init__(self, folder: Path) -> None:
-        self._folder = folder
+        self._output = folder / "output"
         self._all = ExitStack()
         self._record = folder / "record"
         self.recorder = Recorder(self._record)
 
     def start(self, url: str, **plan: Any) -> Worker:
         """A new one; `plan` as in `Plan`."""
-        worker = Worker(Plan(url=url, record=str(self._record), **plan), self._folder / "output")
+        worker = Worker(Plan(url=url, record=str(self._record), **plan), self._output)
         self._all.callback(worker.bury)
         return worker
 
@@ -114,3 +115,5 @@ class Workers:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self._all.close()
+        if self._output.exists():
+            assert_unprinted(self._output.read_text(errors="replace"), "the output of a worker")

@@ -156,7 +156,7 @@ async def test_o07_a_forbidden_exchange_refuses_its_own_message_by_name_and_leav
     await asyncio.to_thread(rabbitmq.ctl, "add_user", user, "secret")
     await asyncio.to_thread(rabbitmq.ctl, "set_permissions", user, ".*", "^amq.default$", ".*")
     try:
-        async with acemq.connect(rabbitmq.url.replace("guest:guest", f"{user}:secret")) as limited:
+        async with acemq.connect(rabbitmq.url_as(user, "secret")) as limited:
             began = time.monotonic()
             good = [asyncio.create_task(limited.send(queue, n)) for n in range(25)]
             bad = asyncio.create_task(limited.publish(forbidden, "k", "bad", message_id="bad"))
@@ -293,27 +293,22 @@ async def force(
 @pytest.mark.slow
 @pytest.mark.timeout(150)
 async def test_m009_forty_forced_reconnects_leave_everything_as_it_was_after_the_first(
-    rabbitmq: RabbitMQ, mq: AceMQ, name: str, caplog: pytest.LogCaptureFixture
+    rabbitmq: RabbitMQ, name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     for logger in census.PACKAGES:
         caplog.set_level(logging.CRITICAL, logger)  # a captured record keeps alive what it speaks of
     queues = [f"{name}-{letter}" for letter in "abc"]
-    for queue in queues:
-        await mq.declare(Topology().queue(queue, type="classic"))
     async with acemq.connect(rabbitmq.url, name="forced", reconnect=QUICK) as forced:
+        for queue in queues:
+            await forced.declare(Topology().queue(queue, type="classic"))
         seen: Counter[str] = Counter()
         consumers = [
             await forced.consume(queue, str, lambda message: seen.update([message.payload])) for queue in queues
         ]
         await forced.pull(f"{queues[0]}.parked", str)  # a channel of its own, too
 
-        async def closed() -> None:
-            generation = mq.state.generation
-            await close_by_server(rabbitmq)
-            await recovered(mq, generation)  # ours as well, and its tasks count here
-
         async def close(number: int) -> None:
-            await force(forced, number, by=closed, queues=queues, seen=seen)
+            await force(forced, number, by=lambda: close_by_server(rabbitmq), queues=queues, seen=seen)
             await forced.pull(f"{queues[0]}.parked", str)
 
         await close(1)
@@ -334,7 +329,9 @@ async def test_m009_forty_forced_reconnects_leave_everything_as_it_was_after_the
         assert max(seen.values()) == 1
         assert {consumer.state for consumer in consumers} == {ConsumerState.RUNNING}
         assert forced.outbound.permits.in_use == 0
-    await remove(mq, *queues)
+        for consumer in consumers:
+            await consumer.close()
+        await remove(forced, *queues)
 
 
 @pytest.mark.slow

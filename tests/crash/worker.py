@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import signal
 import sys
@@ -17,6 +18,7 @@ import msgspec
 import acemq
 from acemq import AceMQ, Ack, Message, RetryPolicy
 from tests.crash.recording import Recorder
+from tests.secret import log_everything
 
 
 class Job(msgspec.Struct):
@@ -151,5 +153,7 @@ def end_with_stdin() -> None:
 
 
 if __name__ == "__main__":
+    logging.basicConfig()
+    log_everything()
     threading.Thread(target=end_with_stdin, daemon=True).start()
     asyncio.run(work(msgspec.json.decode(sys.argv[1], type=Plan)))

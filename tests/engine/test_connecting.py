@@ -34,6 +34,7 @@ from acemq import (
 from acemq.transports.memory import MemoryBroker
 from acemq.transports.rabbitmq import link
 from tests.proxy import Proxy
+from tests.secret import PASSWORD
 from tests.services import RabbitMQ, free_ports
 from tests.waiting import until
 
@@ -150,7 +151,7 @@ async def test_closing_does_not_wait_for_a_source_that_never_answers(rabbitmq: R
         asked += 1
         if asked > 1:
             await asyncio.Event().wait()
-        return Credentials("guest", "guest")
+        return Credentials("guest", PASSWORD)
 
     mq = await acemq.connect(f"amqp://127.0.0.1:{rabbitmq.port}", credentials=hesitant, reconnect=QUICK)
     await asyncio.to_thread(rabbitmq.close_all_connections)
@@ -166,10 +167,10 @@ async def test_closing_does_not_wait_for_a_source_that_never_answers(rabbitmq: R
 
 
 async def test_m002_of_three_hosts_the_one_that_answers_is_found_within_one_round(rabbitmq: RabbitMQ) -> None:
-    hosts = ",".join(f"127.0.0.1:{port}" for port in (*free_ports(2), rabbitmq.port))
+    url = rabbitmq.url_through(*free_ports(2), rabbitmq.port)
     never = Backoff(first=timedelta(minutes=10), ceiling=timedelta(minutes=10))  # there is no second round
     for _ in range(10):
-        opening = acemq.connect(f"amqp://guest:guest@{hosts}", reconnect=never, connect_timeout=timedelta(seconds=5))
+        opening = acemq.connect(url, reconnect=never, connect_timeout=timedelta(seconds=5))
         async with opening as mq:
             assert mq.state.endpoint == f"127.0.0.1:{rabbitmq.port}/"
 
@@ -177,7 +178,7 @@ async def test_m002_of_three_hosts_the_one_that_answers_is_found_within_one_roun
 async def test_m002_the_first_host_is_not_always_the_same(rabbitmq: RabbitMQ) -> None:
     async with AsyncExitStack() as stack:
         doors = [await stack.enter_async_context(Proxy("127.0.0.1", rabbitmq.port)) for _ in range(3)]
-        url = f"amqp://guest:guest@{','.join(f'127.0.0.1:{door.port}' for door in doors)}"
+        url = rabbitmq.url_through(*(door.port for door in doors))
         endpoints = {(await stack.enter_async_context(acemq.connect(url))).state.endpoint for _ in range(10)}
     assert len(endpoints) > 1
 

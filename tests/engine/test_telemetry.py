@@ -34,6 +34,7 @@ from acemq import (
     connection,
 )
 from acemq.telemetry import Telemetry
+from tests.secret import assert_unprinted
 from tests.waiting import until
 
 
@@ -43,6 +44,8 @@ def spans(monkeypatch: pytest.MonkeyPatch) -> Iterator[InMemorySpanExporter]:
     provider.add_span_processor(SimpleSpanProcessor(exporter))
     monkeypatch.setattr(trace, "get_tracer_provider", lambda: provider)
     yield exporter
+    for span in exporter.get_finished_spans():
+        assert_unprinted(span.to_json(), f"the span {span.name}")
     provider.shutdown()
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 import acemq
+from tests.secret import assert_unprinted
 from tests.services import RabbitMQ
 
 ROOT = Path(__file__).parents[2]
@@ -111,9 +112,11 @@ def environment(url: str = "") -> dict[str, str]:
 
 
 def run(*arguments: str, url: str = "") -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
+    done = subprocess.run(
         command(*arguments), cwd=ROOT, env=environment(url), capture_output=True, text=True, timeout=50, check=False
     )
+    assert_unprinted(done.stdout + done.stderr, "the example")
+    return done
 
 
 def expect_the_whole_story(done: subprocess.CompletedProcess[str]) -> None:

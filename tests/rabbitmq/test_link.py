@@ -111,9 +111,9 @@ async def test_a_virtual_host_with_a_slash_and_a_password_of_special_signs_work(
 
 
 async def test_of_several_hosts_the_one_that_answers_is_found_within_one_round(rabbitmq: RabbitMQ, dial: Dial) -> None:
-    dead = ",".join(f"127.0.0.1:{port}" for port in free_ports(2))
+    url = rabbitmq.url_through(*free_ports(2), rabbitmq.port)
     began = time.monotonic()
-    one = await dial(f"amqp://guest:guest@{dead},127.0.0.1:{rabbitmq.port}")
+    one = await dial(url)
     assert time.monotonic() - began < 2
     assert one.state.endpoint == f"127.0.0.1:{rabbitmq.port}/"
     assert one.state.dials == 0

@@ -230,7 +230,7 @@ async def powerless(rabbitmq: RabbitMQ, host: str) -> AsyncIterator[str]:
         rabbitmq.ctl("set_permissions", "-p", host, user, "^$", r"^amq\.default$", ".*")
 
     await asyncio.to_thread(make)
-    yield f"{rabbitmq.url.replace('guest:guest', f'{user}:pw')}/{host}"
+    yield f"{rabbitmq.url_as(user, 'pw')}/{host}"
     await asyncio.to_thread(rabbitmq.ctl, "delete_user", user)
 
 

@@ -468,8 +468,8 @@ async def test_a_private_queue_held_by_our_own_ghost_is_waited_for_and_made_agai
     """The broker takes as long as we do to notice that a line is dead, and until then keeps the queue for it."""
     upstream = rabbitmq.port
     async with Proxy("127.0.0.1", upstream) as one, Proxy("127.0.0.1", upstream) as two:
-        hosts = f"127.0.0.1:{one.port},127.0.0.1:{two.port}"
-        broker, sink = await dial(f"amqp://guest:guest@{hosts}?heartbeat=2", connections=1), Recorder()
+        url = rabbitmq.url_through(one.port, two.port)
+        broker, sink = await dial(f"{url}?heartbeat=2", connections=1), Recorder()
         await broker.apply(Topology().queue(name, exclusive=True), ApplyMode.CREATE)
         await broker.subscribe(name, sink, prefetch=5)
         used = one if str(one.port) in broker.state.endpoint else two

@@ -32,7 +32,7 @@ class Secured:
 
     def __init__(self, node: RabbitMQ, port: int, folder: Path, authority: trustme.CA) -> None:
         self.node, self.authority, self.folder = node, authority, folder
-        self.url = f"amqps://guest:guest@127.0.0.1:{port}"
+        self.url = node.url_through(port).replace("amqp:", "amqps:")
         self.ca_file = str(folder / "ca.pem")
 
     def issued(self, name: str) -> str:
@@ -180,7 +180,7 @@ async def door(to: RabbitMQ, context: ssl.SSLContext) -> AsyncIterator[str]:
 
     server = await asyncio.start_server(serve, "127.0.0.1", 0, ssl=context)
     try:
-        yield f"amqps://guest:guest@127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        yield to.url_through(server.sockets[0].getsockname()[1]).replace("amqp:", "amqps:")
     finally:
         server.close()
         for task in list(running):
