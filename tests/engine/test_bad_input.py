@@ -43,6 +43,8 @@ from acemq import (
         ("amqp://", "host"),
         ("amqp://a,,b", "host"),
         ("amqp://a b", "space"),
+        ("amqp://a, b", "space"),
+        ("redis://a,b", "redis"),
     ],
 )
 def test_a_url_that_cannot_work_is_refused_before_a_socket_is_opened(url: Any, match: str) -> None:

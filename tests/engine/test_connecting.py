@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
@@ -34,11 +35,69 @@ from acemq import (
 from acemq.transports.memory import MemoryBroker
 from acemq.transports.rabbitmq import link
 from tests.proxy import Proxy
-from tests.secret import PASSWORD
+from tests.secret import PASSWORD, assert_unprinted
 from tests.services import RabbitMQ, free_ports
 from tests.waiting import until
 
 QUICK = Backoff(first=timedelta(milliseconds=50), ceiling=timedelta(milliseconds=100))
+
+
+# One event loop
+
+
+TWO_LOOPS = """
+import asyncio, sys, acemq
+
+url, queue = sys.argv[1:]
+opening, kept = acemq.connect(url), []
+
+async def first():
+    mq = await opening
+    kept.append(mq)
+    await mq.declare(acemq.Topology().queue(queue, type="classic"))
+    for n in range(3):
+        await mq.send(queue, n)
+    print(len(await mq.pull_many(queue, int)))
+    await mq.delete(queue)
+
+async def second():
+    for use in (lambda: kept[0].send(queue, 4), lambda: opening):
+        try:
+            await asyncio.wait_for(use(), 1)
+        except acemq.AcemqError as error:
+            print(type(error).__name__)
+
+asyncio.run(first())
+asyncio.run(second())
+"""
+
+
+async def test_m010_o49_made_without_a_loop_it_is_the_first_loop_s_and_refuses_the_next(url: str, name: str) -> None:
+    """In a process of its own: what the first loop leaves open when it ends is nobody's any more."""
+    program = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", TWO_LOOPS, url, name), stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
+    )
+    said, complaints = await asyncio.wait_for(program.communicate(), 20)
+    assert said.decode().split() == ["3", "LoopError", "ClosedError"], complaints.decode()
+    assert_unprinted(f"{said!r} {complaints!r}", "the program")
+
+
+async def test_m010_a_broker_in_memory_is_shared_by_its_name_alone(name: str) -> None:
+    url = f"memory://{name}"
+    async with (
+        acemq.connect("memory://") as one,
+        acemq.connect("memory://") as two,
+        acemq.connect(url) as three,
+        acemq.connect(url) as four,
+    ):
+        for mq in (one, two, three):
+            await mq.declare(acemq.Topology().queue("q"))
+        await one.send("q", 1)
+        assert await two.pull("q", int) is None
+        await three.send("q", 3)
+        shared = await four.pull("q", int)
+        assert shared is not None
+        assert shared.payload == 3
 
 
 # Credentials

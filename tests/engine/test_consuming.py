@@ -78,8 +78,10 @@ async def test_concurrency_of_one_handles_in_the_order_of_the_queue(mq: AceMQ, q
     assert seen == list(range(200))
 
 
-async def test_o08_a_backlog_makes_no_task_per_message(mq: AceMQ, queue: str) -> None:
-    await mq.send_many(queue, (b"x" * 1024 for _ in range(2_000)))
+async def test_o08_a_backlog_makes_no_task_per_message_and_leaves_some_for_others(
+    url: str, mq: AceMQ, queue: str
+) -> None:
+    await mq.send_many(queue, (b"x" * 1024 for _ in range(10_000)))
     before, most = len(asyncio.all_tasks()), 0
 
     async def slow(message: Message[bytes]) -> None:
@@ -90,6 +92,8 @@ async def test_o08_a_backlog_makes_no_task_per_message(mq: AceMQ, queue: str) ->
     async with mq.consume(queue, bytes, slow, concurrency=5) as consumer:
         await until(lambda: consumer.counters.acked > 500)
         assert consumer.held <= 20
+        async with acemq.connect(url) as second, second.consume(queue, bytes, slow, concurrency=5) as other:
+            await until(lambda: other.counters.acked > 100, within=2)
     assert most - before < 50
 
 

@@ -14,6 +14,7 @@ import acemq
 from acemq import (
     AceMQ,
     Ack,
+    Backoff,
     Batch,
     ConfigurationError,
     Health,
@@ -24,6 +25,8 @@ from acemq import (
     TopologyError,
 )
 from acemq.transports.memory import MemoryBroker
+from tests.proxy import Proxy
+from tests.secret import assert_unprinted
 from tests.services import RabbitMQ
 from tests.waiting import until, until_async
 
@@ -366,3 +369,19 @@ async def test_stats_of_a_queue_that_is_not_there_are_refused_until_it_is(mq: Ac
     await mq.declare(Topology().queue(name, type="classic"))
     assert (await mq.stats(name)).published == 0
     await mq.delete(name)
+
+
+async def test_no_detail_shows_a_password(rabbitmq: RabbitMQ, name: str, proxy: Proxy, proxied: str) -> None:
+    async with acemq.connect(proxied, reconnect=Backoff(ceiling=timedelta(milliseconds=100))) as mq:
+        await mq.declare(Topology().queue(name, type="classic"))
+        async with mq.consume(name, int, lambda message: None):
+            proxy.refuse()
+            proxy.cut()
+            await until(lambda: mq.state.phase == "reconnecting" and mq.state.dials > 1)
+            health = await mq.health()
+            assert health.status != "up"
+            assert_unprinted(f"{health} {health.as_dict()} {mq.state} {mq!r}", "the health of a connection")
+            proxy.refuse(False)
+            await until(lambda: mq.state.phase == "connected")
+        for each in (name, f"{name}.dlq", f"{name}.parked"):
+            await mq.delete(each)

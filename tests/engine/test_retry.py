@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -339,3 +340,52 @@ async def test_a_retry_for_that_must_be_awaited_is_refused_at_the_call(mq: AceMQ
 
     with pytest.raises(ConfigurationError, match="retry_for"):
         mq.consume("q", int, Failing(MovableClock()), retry_for=later)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+
+
+async def test_m030_a_copy_that_never_lands_is_tried_again_after_pauses_that_double(
+    mq: AceMQ, clock: MovableClock, diagnostics: list[Diagnostic]
+) -> None:
+    at: list[float] = []
+
+    async def reject(message: Message[int]) -> Ack:
+        at.append(clock.monotonic())
+        return Ack.reject("bad")
+
+    async with mq.consume("q", int, reject) as consumer:
+        await mq.delete("q.dlq")
+        await mq.send("q", 1)
+        await clock.advance(32 * SECOND)
+        assert [round(after - before, 6) for before, after in pairwise(at)] == [1, 2, 4, 8, 16]
+        assert (consumer.counters.move_failed, consumer.counters.rejected) == (5, 5)
+        assert [told.name for told in diagnostics] == ["acemq.move.failed"] * 6
+        await mq.declare(Topology().queue("q.dlq", type="classic"))
+        await clock.advance(32 * SECOND)
+    letter = await mq.pull("q.dlq", int)
+    assert letter is not None
+    assert (letter.payload, letter.attempt) == (1, 1)
+
+
+@pytest.mark.parametrize("broker", [Profile.FULL], indirect=True)
+async def test_t001_a_retry_in_place_makes_no_copy(mq: AceMQ, clock: MovableClock, broker: MemoryBroker) -> None:
+    seen: list[tuple[int, float, str]] = []
+
+    async def fail_twice(message: Message[int]) -> None:
+        seen.append((message.attempt, clock.monotonic() - began, message.id))
+        if message.attempt < 3:
+            raise ValueError("boom")
+
+    tick, census = timedelta(milliseconds=20), list[int]()
+    policy = RetryPolicy.exponential(3, first=timedelta(seconds=0.3)).with_jitter(0)
+    async with mq.consume("q", int, fail_twice, retry=policy):
+        began = clock.monotonic()
+        await mq.send("q", 1, message_id="m-1")
+        census.append(len(broker.snapshot()))
+        for _ in range(50):
+            await clock.advance(tick)
+            census.append(len(broker.snapshot()))
+    assert [(attempt, round(at, 2), id) for attempt, at, id in seen] == [
+        (1, 0, "m-1"),
+        (2, 0.3, "m-1"),
+        (3, 0.9, "m-1"),
+    ]
+    assert census == [1] * 45 + [0] * 6, "there until the third attempt has ended, at 0.9 s"

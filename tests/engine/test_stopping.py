@@ -6,11 +6,12 @@ import asyncio
 import threading
 import time
 from datetime import timedelta
+from typing import Literal
 
 import pytest
 
 import acemq
-from acemq import AceMQ, Ack, ClosedError, Message, RetryPolicy
+from acemq import AceMQ, Ack, ClosedError, Message, RetryPolicy, Topology
 from tests.waiting import until, until_async
 
 
@@ -39,26 +40,30 @@ async def test_m046_six_busy_consumers_close_within_the_budget_and_their_message
     await all_back(mq, queue, 6)
 
 
+@pytest.mark.parametrize("kind", ["classic", "quorum"])
 async def test_m047_what_was_fetched_and_not_started_goes_back_with_attempt_and_order(
-    url: str, mq: AceMQ, queue: str
+    url: str, mq: AceMQ, name: str, kind: Literal["classic", "quorum"]
 ) -> None:
-    gate = asyncio.Event()
+    gate, queue = asyncio.Event(), name
+    await mq.declare(Topology().queue(queue, type=kind))
 
     async def wait(message: Message[int]) -> None:
         await gate.wait()
 
-    await mq.send_many(queue, range(50))
+    await mq.send_many(queue, range(100))
     async with acemq.connect(url) as busy:
-        consumer = await busy.consume(queue, int, wait, concurrency=1, prefetch=50)
-        await until(lambda: consumer.in_flight == 1 and consumer.held == 49)
+        consumer = await busy.consume(queue, int, wait, concurrency=1, prefetch=100)
+        await until(lambda: consumer.in_flight == 1 and consumer.held == 99)
         stopping = asyncio.ensure_future(busy.close(timedelta(seconds=5)))
         await asyncio.sleep(0)
         gate.set()
         drained = await stopping
-    assert (drained.finished, drained.handled, drained.given_back) == (True, 1, 49)
-    await all_back(mq, queue, 49)
+    assert (drained.finished, drained.handled, drained.given_back) == (True, 1, 99)
+    await all_back(mq, queue, 99)
     again = await mq.pull_many(queue, int, most=100)
-    assert [(each.payload, each.attempt) for each in again] == [(n, 1) for n in range(1, 50)]
+    assert [(each.payload, each.attempt) for each in again] == [(n, 1) for n in range(1, 100)]
+    for each in (queue, f"{queue}.dlq", f"{queue}.parked"):
+        await mq.delete(each)
 
 
 async def test_m048_a_wait_for_a_retry_is_cut_short_and_its_attempt_not_spent(url: str, mq: AceMQ, queue: str) -> None:

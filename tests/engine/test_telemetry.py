@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import logging
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from typing import Any
@@ -25,6 +26,7 @@ from acemq import (
     Batch,
     BatchPublishError,
     Draft,
+    Handled,
     Message,
     PublishInterceptor,
     Receipt,
@@ -34,6 +36,7 @@ from acemq import (
     connection,
 )
 from acemq.telemetry import Telemetry
+from acemq.transport import Outgoing
 from tests.secret import assert_unprinted
 from tests.waiting import until
 
@@ -439,3 +442,59 @@ async def test_a_batch_has_a_span_for_each_message_and_one_for_its_handler_linke
     counted = {tags["outcome"]: count for tags, count in points(reader)["acemq.consume.total"]}
     assert counted == {"acked": 2, "parked": 1}
     assert sum(count for _, count in points(reader)["acemq.consume.in.flight"]) == 0
+
+
+async def test_m112_counter_span_and_listener_say_the_same_word_and_a_retry_the_delay_that_it_waited(
+    reader: InMemoryMetricReader, spans: InMemorySpanExporter, mq: AceMQ, queue: str
+) -> None:
+    heard: list[Handled] = []
+    answers = {1: Ack.retry("t"), 2: Ack.reject("r"), 3: Ack.park("p"), 4: Ack.retry(ValueError("boom"))}
+
+    async def handle(message: Message[int]) -> Ack | None:
+        message.when_settled(heard.append)
+        return answers[message.payload] if message.attempt == 1 or message.payload == 4 else None
+
+    policy = RetryPolicy.fixed(2, timedelta(milliseconds=100))  # with its jitter
+    async with mq.consume(queue, int, handle, retry=policy):
+        await mq.send_many(queue, answers)
+        await until(lambda: len(heard) == 6)
+    told = Counter(handled.outcome for handled in heard)
+    assert told == {"retried": 2, "acked": 1, "rejected": 1, "parked": 1, "dead_lettered": 1}
+    ended = [span for span in spans.get_finished_spans() if span.name.endswith("process")]
+    assert Counter((span.attributes or {})["messaging.acemq.outcome"] for span in ended) == told
+    assert {tags["outcome"]: count for tags, count in points(reader)["acemq.consume.total"]} == told
+    delays = [handled.delay for handled in heard if handled.outcome == "retried"]
+    events = [event for span in ended for event in span.events if event.name == "message.retried"]
+    waited = [(event.attributes or {})["messaging.acemq.retry_delay_ms"] for event in events]
+    assert sorted(map(str, waited)) == sorted(
+        str(round(delay / timedelta(milliseconds=1))) for delay in delays if delay
+    )
+    assert all(80 <= int(str(each)) <= 120 for each in waited)
+
+
+async def test_o50_two_handlers_at_once_never_share_a_context_and_a_foreign_message_starts_a_trace(
+    spans: InMemorySpanExporter, mq: AceMQ, queue: str
+) -> None:
+    both = asyncio.Barrier(3)
+    seen: dict[str, int] = {}
+
+    async def handle(message: Message[str]) -> None:
+        await both.wait()
+        seen[message.payload] = trace.get_current_span().get_span_context().trace_id
+
+    async with mq.consume(queue, str, handle) as consumer:
+        tracer = trace.get_tracer_provider().get_tracer("t")
+        sent: dict[str, int] = {}
+        for payload in ("a", "b"):
+            with tracer.start_as_current_span(payload) as span:
+                sent[payload] = span.get_span_context().trace_id
+                await mq.send(queue, payload)
+        foreign = Outgoing(
+            exchange="", routing_key=queue, body=b'"c"', headers={}, message_id="c", content_type="application/json"
+        )
+        await mq.outbound.move(foreign)
+        await until(lambda: consumer.counters.acked == 3)
+    assert sent.items() <= seen.items()
+    assert len(set(seen.values())) == 3
+    (process,) = [span for span in spans.get_finished_spans() if span.context and span.context.trace_id == seen["c"]]
+    assert (process.name, process.parent) == (f"{queue} process", None)
