@@ -122,7 +122,7 @@ class BatchConsumer(Consumer):
         self._wake(1)
 
     def _take(self) -> Batch[Any] | None:
-        if self._alone or self._holding.paused:
+        if self._alone is not None or self._holding.paused:
             return None
         while self._ready and len(self._forming) < self._most:
             if self._is_suspect(self._ready[0]):
@@ -133,7 +133,7 @@ class BatchConsumer(Consumer):
                     return None
                 message = self._admit(self._pop())
                 if message is not None:
-                    self._alone = True
+                    self._alone = message.delivery
                     return Batch([message])
                 continue
             message = self._admit(self._pop())

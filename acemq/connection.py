@@ -17,7 +17,7 @@ from acemq.batching import Batch, BatchConsumer, BatchHandler, check_batches
 from acemq.clock import SYSTEM, Clock, check_duration
 from acemq.codec import Codec, Codecs, Payload, PayloadType, Reader
 from acemq.connect_options import ConnectOptions, check_connect
-from acemq.consume_options import ConsumeOptions, check_options, check_policy, check_prefetch
+from acemq.consume_options import ConsumeOptions, check_options, check_policy, check_prefetch, warn_of_limit
 from acemq.consumers import Consumers
 from acemq.consuming import Consumer
 from acemq.errors import (
@@ -342,6 +342,7 @@ class Connection:
                 drain_timeout=self._time_left,
                 ended=self.consumers.forget,
             )
+            warn_of_limit(queue, options, can)
             return await self.consumers.start(consumer)
 
         return Opening(f"consumer of {queue!r}", open_consumer, lambda consumer: consumer.close())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, Literal, TypedDict
@@ -16,8 +17,13 @@ from acemq.message import Message
 from acemq.retry import RetryPolicy
 from acemq.transport import Capabilities
 
+log = logging.getLogger("acemq")
+
 MAX_DELIVERIES = 15
-"""Comes before the 20 after which a quorum queue of RabbitMQ 4 drops a message (transports.md section 12)."""
+"""Comes before `LIMIT_OF_RABBITMQ`."""
+
+LIMIT_OF_RABBITMQ = 20
+"""Deliveries after which a quorum queue of RabbitMQ 4 drops a message (transports.md section 12)."""
 
 
 class ConsumeOptions(TypedDict, total=False):
@@ -84,6 +90,18 @@ def check_prefetch(prefetch: int) -> int:
     if not 1 <= prefetch <= 65_535:
         raise ConfigurationError(f"prefetch={prefetch} must lie between 1 and 65,535; there is no unlimited prefetch")
     return prefetch
+
+
+def warn_of_limit(queue: str, options: ConsumeOptions, can: Capabilities) -> None:
+    """Say that the broker may give a message up before the consumer does, and without a copy."""
+    most = options.get("max_deliveries", MAX_DELIVERIES)
+    if can.transport == "rabbitmq" and (most is None or most >= LIMIT_OF_RABBITMQ):
+        log.warning(
+            "a consumer of %r has max_deliveries=%s: RabbitMQ 4 drops a message from a quorum queue after %d "
+            "deliveries, before the consumer gives it up; set a policy with a higher delivery-limit, "
+            "or max_deliveries below it",
+            queue, most, LIMIT_OF_RABBITMQ,
+        )  # fmt: skip
 
 
 def check_options(options: ConsumeOptions, can: Capabilities, prefetch: int) -> int:

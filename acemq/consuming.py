@@ -36,6 +36,9 @@ from acemq.transport import Delivery, LostBy, Subscription, SubscriptionPhase, S
 
 log = logging.getLogger("acemq")
 
+_REMEMBERED = 100
+"""Suspects whose release is known; with more of them at once, one is given up a few deliveries later."""
+
 _SUSPECT_AFTER = 2
 """Deliveries after which a message is handled alone. The first two may be owed to one lost connection."""
 
@@ -104,9 +107,13 @@ class Consumer:
         self._gone: set[Delivery] = set()
         """Deliveries in work that the broker has taken back."""
         self._suspect_after = max(min(_SUSPECT_AFTER, (self._max_deliveries or MAX_DELIVERIES) - 1), 1)
-        self._alone = False
+        self._alone: Delivery | None = None
+        """What is handled with nothing beside it."""
         self._foremost: Delivery | None = None
         """The first delivery started since the subscription was last made."""
+        self._released: deque[str] = deque(maxlen=_REMEMBERED)
+        """Ids of the suspects that their handlers have given back."""
+        self._rewrites = mover.transport.capabilities_of("queue", queue).requeue_rewrites
         self._moving: dict[asyncio.Task[None], Delivery] = {}
         self._settled = 0
         self._given_back = 0
@@ -180,6 +187,9 @@ class Consumer:
             if delivery in gone:
                 move.cancel()
         self._gone |= gone.intersection(self._in_hand())
+        if self._alone in gone:
+            # Its handler may never end, and it is not ours any more: whatever else there is must not wait for it.
+            self._end_alone()
 
     def changed(self, state: SubscriptionState, /) -> None:
         if state.error is not None and state.error != self.last_error:
@@ -207,7 +217,7 @@ class Consumer:
                 continue
             self._running[task] = work
             try:
-                if self._alone:
+                if self._alone is not None:
                     await asyncio.sleep(0)  # what was accepted leaves first, so that a crash does not take it back
                 await self._handle(work, task)
             except Exception:
@@ -215,9 +225,8 @@ class Consumer:
                 log.exception("handling a delivery of %s failed inside the library", self.queue)
             finally:
                 del self._running[task]
-                if self._alone:
-                    self._alone = False
-                    self._wake(len(self._ready))
+                if self._alone is not None and not self._is_busy():
+                    self._end_alone()
                 if self._progress is not None:
                     self._progress.set()
 
@@ -227,16 +236,25 @@ class Consumer:
         What the broker delivers again and again may be what kills its process. So it is handled alone: if it kills
         again, nothing else is counted as tried with it, and whatever came before it is gone.
         """
-        if not self._ready or self._alone or self._holding.paused:
+        if not self._ready or self._alone is not None or self._holding.paused:
             return None
         if self._is_suspect(self._ready[0]):
             if self._is_busy():
                 return None
-            self._alone = True
+            self._alone = self._ready[0]
         return self._pop()
 
+    def _end_alone(self) -> None:
+        self._alone = None
+        self._wake(len(self._ready))
+
     def _is_suspect(self, delivery: Delivery) -> bool:
-        return (delivery.deliveries or 0) > self._suspect_after
+        return (delivery.deliveries or 0) > self._suspect_after and self._unanswered(delivery) > self._suspect_after
+
+    def _unanswered(self, delivery: Delivery) -> int:
+        """How often it was delivered, this time included, without counting those that ended in a retry."""
+        told = (h.integer(delivery.headers.get(h.ATTEMPT)) or 1) - 1 if self._rewrites else 0
+        return (delivery.deliveries or 0) - told
 
     def _is_busy(self) -> bool:
         return any(delivery not in self._gone for delivery in self._in_hand())
@@ -315,8 +333,13 @@ class Consumer:
     def _unfit(self, delivery: Delivery) -> Decision | None:
         """Why a delivery is not handed to the handler at all."""
         most = self._max_deliveries
-        if most is not None and (delivery.deliveries or 0) > most and delivery is self._foremost:
-            # The foremost alone: what was only fetched beside it when its process died is as often delivered.
+        if (
+            most is not None
+            and (delivery.deliveries or 0) > most
+            and self._unanswered(delivery) > most
+            # No other: what was only fetched beside the foremost when its process died is as often delivered.
+            and (delivery is self._foremost or delivery.message_id in self._released)
+        ):
             return set_aside(Case.DELIVERY_LIMIT, f"{most} deliveries without an outcome")
         if h.EXPIRES_AT in delivery.headers:
             expires_at = h.integer(delivery.headers.get(h.EXPIRES_AT))
@@ -406,6 +429,8 @@ class Consumer:
             if span is not None:
                 span.end()
             return
+        if decision.row.case is Case.RELEASED and self._is_suspect(message.delivery):
+            self._released.append(message.id)
         try:
             with trace.use_span(span) if span else _NO_SPAN:
                 handled, _ = await self.mover.carry_out(decision, message.delivery)

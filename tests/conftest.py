@@ -40,7 +40,7 @@ def no_error_shows_a_password() -> Iterator[None]:
 
 
 def pytest_configure() -> None:
-    secret.log_everything()
+    secret.log.listen()
 
 
 @pytest.hookimpl(wrapper=True)

@@ -13,15 +13,31 @@ if TYPE_CHECKING:
 PASSWORD = "pa55-that-nobody-prints"
 
 
-def log_everything() -> None:
-    """What shows only in a debug log is shown as well."""
-    for name in ("acemq", "aiormq"):
-        logging.getLogger(name).setLevel(logging.DEBUG)
-
-
 def assert_unprinted(text: str, where: str) -> None:
     at = text.find(PASSWORD)
     assert at < 0, f"{where} shows a password: {text[max(at - 200, 0) : at]}********"
+
+
+class Listening(logging.Handler):
+    """Hears what the library and its driver log, at every level: what shows only in a debug log is shown as well."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.DEBUG)
+        self.leaks: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            assert_unprinted(self.format(record), f"a log line of {record.name}")
+        except AssertionError as leak:
+            self.leaks.append(str(leak))
+
+    def listen(self) -> None:
+        for name in ("acemq", "aiormq"):
+            logging.getLogger(name).setLevel(logging.DEBUG)
+            logging.getLogger(name).addHandler(self)
+
+
+log = Listening()
 
 
 def watch_errors(patch: pytest.MonkeyPatch) -> None:
@@ -35,10 +51,12 @@ def watch_errors(patch: pytest.MonkeyPatch) -> None:
 
 
 def watch_report(report: pytest.TestReport) -> None:
-    """Fail a test of which something was printed with the password in it: to the log, to stdout or to stderr."""
-    try:
-        for title, text in report.sections:
+    """Fail a test of which something was printed with the password in it: to a log, to stdout or to stderr."""
+    leaks, log.leaks = log.leaks, []
+    for title, text in report.sections:
+        try:
             assert_unprinted(text, title)
-    except AssertionError as leak:
-        report.outcome, report.longrepr = "failed", str(leak)
-        report.sections = []
+        except AssertionError as leak:
+            leaks.append(str(leak))
+    if leaks:
+        report.outcome, report.longrepr, report.sections = "failed", "\n".join(leaks), []

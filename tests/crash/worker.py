@@ -18,7 +18,6 @@ import msgspec
 import acemq
 from acemq import AceMQ, Ack, Message, RetryPolicy
 from tests.crash.recording import Recorder
-from tests.secret import log_everything
 
 
 class Job(msgspec.Struct):
@@ -154,6 +153,7 @@ def end_with_stdin() -> None:
 
 if __name__ == "__main__":
     logging.basicConfig()
-    log_everything()
+    for each in ("acemq", "aiormq"):
+        logging.getLogger(each).setLevel(logging.DEBUG)  # so that its output shows what it should not
     threading.Thread(target=end_with_stdin, daemon=True).start()
     asyncio.run(work(msgspec.json.decode(sys.argv[1], type=Plan)))

@@ -460,3 +460,89 @@ async def test_what_is_delivered_again_is_handled_alone(quorum: tuple[MemoryBrok
             await mq.send_many("q", range(6))
             await until(lambda: consumer.counters.acked == 12)
             assert most > 1
+
+
+@pytest.mark.parametrize("batches", [False, True], ids=["one by one", "batches"])
+async def test_t036_what_is_released_for_ever_is_given_up_and_what_is_behind_it_is_not(
+    quorum: tuple[MemoryBroker, str], batches: bool
+) -> None:
+    _, url = quorum
+    seen: list[int | None] = []
+    good: list[str] = []
+
+    def release(message: Message[str]) -> Ack | None:
+        if message.payload == "bad":
+            seen.append(message.deliveries)
+            return Ack.release()
+        good.append(message.payload)
+        return None
+
+    def release_of(batch: acemq.Batch[str]) -> None:
+        for message in batch:
+            batch.settle(message, release(message) or Ack.accept())
+
+    async with acemq.connect(url) as mq:
+        opening = mq.consume_batches("q", str, release_of) if batches else mq.consume("q", str, release)
+        await mq.send_many("q", ["first", "bad", "last"])
+        async with opening as consumer:
+            await until(lambda: consumer.counters.dead_lettered == 1)
+            await until(lambda: len(good) == 2)
+        letter = await mq.pull("q.dlq", str)
+        assert letter is not None
+        assert letter.wire_headers["x-acemq-error"] == "delivery limit: 15 deliveries without an outcome"
+    assert seen == [*range(1, 16)]
+
+
+async def test_a_handler_that_never_ends_holds_up_no_other_once_its_delivery_is_lost(
+    quorum: tuple[MemoryBroker, str],
+) -> None:
+    broker, url = quorum
+    gate = asyncio.Event()
+    handled: list[str] = []
+
+    async def work(message: Message[str]) -> None:
+        if message.payload == "hangs":
+            await gate.wait()
+        else:
+            handled.append(message.payload)
+
+    async with acemq.connect(url) as mq:
+        async with mq.consume("q", str, work, max_deliveries=4) as consumer:
+            await mq.send("q", "hangs")
+            for number in range(4):
+                await until(lambda n=number: consumer.in_flight == n + 1)  # type: ignore[misc]
+                broker.disconnect("cut by a test")
+            await until(lambda: consumer.counters.dead_lettered == 1)
+            await mq.send("q", "another")
+            await until(lambda: handled == ["another"])
+            gate.set()
+            await until(lambda: consumer.counters.stale == 4)
+
+
+async def test_retries_in_place_are_outcomes_and_no_deliveries_without_one(name: str) -> None:
+    """A store that counts each take has many of a message that was often retried; it is no suspect for that."""
+    clock = acemq.MovableClock()
+    broker = MemoryBroker.named(name, clock=clock)
+    policy, at_once, most = RetryPolicy.forever(ceiling=timedelta(seconds=1)).with_jitter(0), 0, 0
+
+    async def fail(message: Message[int]) -> None:
+        nonlocal at_once, most
+        at_once += 1
+        most = max(most, at_once)
+        await asyncio.sleep(0)
+        at_once -= 1
+        if message.attempt < 25:
+            raise ValueError("boom")
+
+    async with acemq.connect(f"memory://{broker.name}", clock=clock) as mq:
+        await mq.declare(acemq.Topology().queue("q"))
+        await mq.send_many("q", range(5))
+        async with mq.consume("q", int, fail, retry=policy) as consumer:
+            await clock.advance(timedelta(seconds=18))
+            assert consumer.counters.retried > 5 * 15
+        at_once = most = 0
+        async with mq.consume("q", int, fail, retry=policy) as consumer:  # the next, after a deployment
+            await clock.advance(timedelta(seconds=30))
+            assert consumer.counters.acked == 5
+            assert consumer.counters.dead_lettered == 0
+    assert most > 1
