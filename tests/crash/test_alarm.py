@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import AsyncIterator
 from datetime import timedelta
 
@@ -74,6 +75,42 @@ async def test_m017_a_publish_under_a_memory_alarm_is_refused_at_once_with_the_r
         assert mq.outbound.permits.in_use == 0
     assert list(dict.fromkeys(pulled.payload for pulled in await mq.pull_many(target, str))) == ["first", "third"]
     assert sorted(handled) == list(range(40))
+
+
+async def test_t034_a_backlog_is_worked_off_under_an_alarm_and_what_fails_waits_for_its_end(
+    alarm: RabbitMQ, mq: AceMQ, queue: str
+) -> None:
+    runs: Counter[int] = Counter()
+    gate = asyncio.Event()
+
+    async def handle(message: Message[int]) -> None:
+        runs[message.payload] += 1
+        if len(runs) > 200:
+            await gate.wait()
+        if message.payload % 20 == 0 and message.attempt == 1:
+            raise ValueError("boom")
+
+    await mq.declare(Topology().queue(f"{queue}.parked", type="classic"))
+    await mq.send_many(queue, range(1_000))
+    policy = RetryPolicy.fixed(3, timedelta(seconds=1)).with_jitter(0)
+    async with mq.consume(queue, int, handle, prefetch=100, retry=policy) as consumer:
+        await until(lambda: len(runs) > 200)
+        await asyncio.to_thread(alarm.set_memory_alarm, True)
+        first = await blocked(mq, f"{queue}.parked")
+        retried, acked = consumer.counters.retried, consumer.counters.acked
+        gate.set()
+        # Every other one is handled and accepted; those that failed are held, and do not spin.
+        await until(lambda: len(runs) == 1_000 and consumer.in_flight == 0)
+        await until(lambda: consumer.held == 50 - retried)
+        assert consumer.counters.acked - acked <= 950
+        assert mq.state.blocked == "low on memory"
+        assert consumer.held <= 100
+        await asyncio.to_thread(alarm.set_memory_alarm, False)
+        await first
+        await until(lambda: consumer.counters.acked == 1_000)
+        assert consumer.counters.retried == 50
+        assert consumer.counters.move_failed == 0
+    assert runs == {n: 2 if n % 20 == 0 else 1 for n in range(1_000)}
 
 
 async def test_a_retry_decided_under_an_alarm_waits_for_its_end_and_is_not_lost(

@@ -147,6 +147,59 @@ async def test_o07_an_exchange_that_goes_away_fails_its_own_message_by_name_and_
     assert missing.value.code == 404
 
 
+async def test_t033_an_exchange_deleted_under_load_costs_its_own_messages_and_comes_back_without_help(
+    rabbitmq: RabbitMQ, mq: AceMQ, queue: str
+) -> None:
+    here, gone = f"{queue}-x", f"{queue}-y"
+    described = Topology().queue(queue, type="classic")
+    for exchange in (here, gone):
+        described = described.exchange(exchange).bind(queue, exchange, "k")
+    await mq.declare(described)
+    ended: dict[str, list[Receipt | BaseException]] = {here: [], gone: []}
+    publishes: set[asyncio.Task[None]] = set()
+
+    async def publish(exchange: str) -> None:
+        try:
+            ended[exchange].append(await mq.publish(exchange, "k", 1))
+        except PublishError as error:
+            ended[exchange].append(error)
+
+    async def load() -> None:
+        while True:
+            for exchange in (here, gone):
+                publishes.add(asyncio.create_task(publish(exchange)))
+            await asyncio.sleep(0.004)
+
+    def is_refused() -> bool:
+        return any(isinstance(end, PublishRefusedError) and end.code == 404 for end in ended[gone])
+
+    async with mq.consume(queue, int, lambda message: None) as consumer:
+        before = (await census.on_broker(rabbitmq))["consumers"]
+        loading = asyncio.create_task(load())
+        await until(lambda: len(ended[gone]) > 100)
+        async with acemq.connect(rabbitmq.url) as other:
+            await other.delete(gone, "exchange")
+        await until(is_refused)
+        refused_from = len(ended[gone])
+        settled = len(ended[here])
+        await until(lambda: len(ended[here]) > settled + 100)
+        assert all(isinstance(end, PublishError) for end in ended[gone][refused_from:])
+        again = len(ended[gone])
+        async with acemq.connect(rabbitmq.url) as other:
+            await other.declare(described)
+        await until(lambda: any(isinstance(end, Receipt) for end in ended[gone][again:]))
+        loading.cancel()
+        _, pending = await asyncio.wait(publishes, timeout=10)
+        assert not pending
+        lost = [end for end in ended[here] if not isinstance(end, Receipt)]
+        assert all(isinstance(end, PublishFailedError) for end in lost)
+        assert mq.state.generation == 1
+        assert (await census.on_broker(rabbitmq))["consumers"] == before
+        await until(lambda: consumer.held == consumer.in_flight == 0)
+    for exchange in (here, gone):
+        await mq.delete(exchange, "exchange")
+
+
 async def test_o07_a_forbidden_exchange_refuses_its_own_message_by_name_and_leaves_no_other_waiting(
     rabbitmq: RabbitMQ, mq: AceMQ, queue: str
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import time
 from datetime import timedelta
 
@@ -55,6 +56,30 @@ async def test_publishes_of_one_id_keep_their_own_answers(dial: Dial, declare: D
     assert [result.outcome for result in results] == [Published.ROUTED, Published.UNROUTABLE] * 20
     apart = await asyncio.gather(*(send(broker, out(place, message_id="the-same")) for place in places))
     assert [result.outcome for (result,) in apart] == [Published.ROUTED, Published.UNROUTABLE] * 20
+
+
+async def test_t032_each_of_two_thousand_has_its_own_return_also_among_cancelled_ones(
+    dial: Dial, declare: Declare
+) -> None:
+    broker, queue = await dial(), await declare()
+    places = [(f"m-{number}", place) for number in range(500) for place in (queue, f"{queue}-nowhere") * 2]
+    random.shuffle(places)
+    calls = [asyncio.create_task(send(broker, out(place, message_id=id))) for id, place in places]
+    cancelled = set(random.sample(range(len(calls)), 100))
+    await asyncio.sleep(0)  # all are written
+    for number in cancelled:
+        calls[number].cancel()
+    ended = await asyncio.gather(*calls, return_exceptions=True)
+    for number, ((_, place), end) in enumerate(zip(places, ended, strict=True)):
+        if isinstance(end, BaseException):
+            assert isinstance(end, asyncio.CancelledError)
+            assert number in cancelled
+        else:
+            assert end[0].outcome is (Published.ROUTED if place == queue else Published.UNROUTABLE), number
+    await until(lambda: broker.state.outstanding == 0, "nothing is outstanding")
+    routed = sum(not isinstance(end, BaseException) and end[0].outcome is Published.ROUTED for end in ended)
+    there = (await broker.depth(queue)).ready
+    assert routed <= there <= 1_000, "one that was cancelled may be there"
 
 
 async def test_without_mandatory_the_unroutable_is_dropped_as_asked(dial: Dial, name: str) -> None:
