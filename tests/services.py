@@ -281,6 +281,12 @@ class LocalRabbitMQ(LocalServer, RabbitMQ):
         super().discard()
         self._end_epmd()
 
+    def forget(self) -> None:
+        """Lose all that it has on disk; only while it does not run."""
+        assert not self.is_running()
+        shutil.rmtree(self.home / "mnesia")
+        (self.home / "mnesia").mkdir()
+
     def ctl(self, *arguments: str) -> str:
         command = [str(self._scripts / "rabbitmqctl"), "--quiet", *arguments]
         done = subprocess.run(

@@ -5,6 +5,12 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
+from datetime import timedelta
+
+from acemq import Backoff
+
+QUICK = Backoff(first=timedelta(milliseconds=50), ceiling=timedelta(milliseconds=100))
+"""For `reconnect=`, where what is shown comes after a reconnect."""
 
 
 async def until(condition: Callable[[], bool], *, within: float = 10) -> None:

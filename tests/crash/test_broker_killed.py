@@ -13,15 +13,15 @@ from typing import Literal
 import pytest
 
 import acemq
-from acemq import AceMQ, Ack, Backoff, ConsumerState, Message, RetryPolicy, Topology
+from acemq import AceMQ, Ack, Backoff, ConsumerState, Diagnostic, Message, RetryPolicy, Topology
 from acemq.errors import PublishFailedError, PublishRefusedError
 from tests.conftest import StartRabbitMQ
 from tests.crash import census
 from tests.crash.process import Workers
 from tests.crash.worker import Job, Watched
 from tests.foreign.client import Foreign
-from tests.services import RabbitMQ
-from tests.waiting import until
+from tests.services import LocalRabbitMQ, RabbitMQ
+from tests.waiting import QUICK, until
 
 log = logging.getLogger(__name__)
 
@@ -303,3 +303,40 @@ async def test_a_copy_whose_rung_expires_while_the_broker_is_away_comes_home(
             await asyncio.to_thread(server.start)
             await until(lambda: consumer.counters.acked == 10, within=20)
     assert handled == dict.fromkeys(range(10), 2)
+
+
+async def test_t045_a_broker_born_again_gets_back_what_was_applied_and_nothing_that_was_not(
+    start_rabbitmq: StartRabbitMQ, name: str, diagnostics: list[Diagnostic]
+) -> None:
+    server = await asyncio.to_thread(start_rabbitmq)
+    if not isinstance(server, LocalRabbitMQ):
+        pytest.skip("the data of a node in a container are out of reach")
+    ours, theirs, exchange = f"{name}-ours", f"{name}-theirs", f"{name}-x"
+    handled: list[str] = []
+
+    def bear_again() -> None:
+        server.stop()
+        server.forget()
+        server.start()
+
+    async with (
+        acemq.connect(server.url, reconnect=QUICK, on_diagnostic=diagnostics.append) as mq,
+        acemq.connect(server.url, reconnect=QUICK) as publisher,
+        acemq.connect(server.url, reconnect=QUICK) as other,
+    ):
+        await mq.declare(Topology().exchange(exchange, "topic").queue(ours).bind(ours, exchange, "order.*"))
+        await other.declare(Topology().queue(theirs, type="classic"))
+        await publisher.declare(Topology().exchange(f"{exchange}-2").queue(ours).bind(ours, f"{exchange}-2", "k"))
+        consumer = await mq.consume(ours, str, lambda message: handled.append(message.payload))
+        foreign = await mq.consume(theirs, str, lambda message: handled.append(message.payload), declare=False)
+        await other.close()
+        await asyncio.to_thread(bear_again)
+        await until(lambda: consumer.state is ConsumerState.RUNNING, within=20)
+        assert consumer.subscription is not None
+        assert consumer.subscription.gap
+        await mq.publish(exchange, "order.placed", "one")
+        await publisher.publish(f"{exchange}-2", "k", "two")  # it only publishes, and has its exchange back, too
+        await until(lambda: set(handled) == {"one", "two"})
+        await until(lambda: foreign.last_error is not None and theirs in foreign.last_error)
+        assert foreign.state is ConsumerState.RECOVERING
+        assert not await mq.exists(theirs), "what nobody here has applied is not made up"

@@ -13,16 +13,14 @@ from typing import Any
 import pytest
 
 import acemq
-from acemq import AceMQ, Ack, Backoff, Consumer, ConsumerState, Diagnostic, Message, Receipt, Receiving, Topology
+from acemq import AceMQ, Ack, Consumer, ConsumerState, Diagnostic, Message, Receipt, Receiving, Topology
 from acemq.errors import PublishError, PublishFailedError, PublishRefusedError
 from tests.crash import census
 from tests.crash.conftest import remove
 from tests.foreign.client import Foreign
 from tests.proxy import Proxy, Way
 from tests.services import RabbitMQ
-from tests.waiting import until, until_async
-
-QUICK = Backoff(first=timedelta(milliseconds=50), ceiling=timedelta(milliseconds=100))
+from tests.waiting import QUICK, until, until_async
 
 
 async def close_by_server(rabbitmq: RabbitMQ) -> None:

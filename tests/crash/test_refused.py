@@ -10,7 +10,9 @@ import acemq
 from acemq import AceMQ, ConsumerState, Diagnostic, Message, Receipt, Topology
 from acemq.errors import DriftError, PublishFailedError, UnroutableError
 from tests.conftest import StartRabbitMQ
-from tests.waiting import until
+from tests.crash.conftest import remove
+from tests.proxy import Proxy
+from tests.waiting import QUICK, until
 
 
 async def test_a_precondition_that_closes_the_channel_fails_what_is_unanswered_on_it_and_no_consumer(
@@ -61,3 +63,52 @@ async def test_a_queue_made_again_with_other_arguments_is_consumed_as_it_is_and_
         assert (await mq.plan(described)).drifted
     assert [told.queue for told in diagnostics if told.name == "acemq.consumer.lost"][:1] == [queue]
     await mq.delete(f"{queue}-x", "exchange")
+
+
+async def test_o03_a_queue_made_again_otherwise_is_named_once_and_keeps_nothing_else_from_coming_back(
+    mq: AceMQ, name: str, proxy: Proxy, proxied: str, diagnostics: list[Diagnostic], caplog: pytest.LogCaptureFixture
+) -> None:
+    """What is gone is made again with all that was applied, some of which the broker refuses now."""
+    kept, gone = f"{name}-kept", f"{name}-gone"
+    described = Topology().queue(kept, type="classic", max_length=10).queue(gone, type="classic")
+    otherwise = Topology().queue(kept, type="classic", max_length=100)
+    handled: list[str] = []
+    slips: list[float] = []
+
+    async def tick() -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            due = loop.time() + 0.05
+            await asyncio.sleep(0.05)
+            slips.append(loop.time() - due)
+
+    async with acemq.connect(proxied, reconnect=QUICK, on_diagnostic=diagnostics.append) as cut:
+        await cut.declare(described)
+        of_kept = await cut.consume(kept, str, lambda message: handled.append(message.payload))
+        of_gone = await cut.consume(gone, str, lambda message: handled.append(message.payload))
+        ticking = asyncio.create_task(tick())
+        proxy.refuse()
+        proxy.cut()
+        await until(lambda: cut.state.phase == "reconnecting")
+        for queue in (kept, gone):
+            await mq.delete(queue)
+        await mq.declare(otherwise)
+        proxy.refuse(False)
+        await until(lambda: cut.state.phase == "connected")
+        await mq.send(kept, "kept")
+        await until(lambda: handled == ["kept"])
+        await until(lambda: of_gone.state is of_kept.state is ConsumerState.RUNNING)
+        await mq.send(gone, "gone")
+        await until(lambda: handled == ["kept", "gone"])
+
+        def said() -> list[str]:
+            whole = [record.getMessage() for record in caplog.records]
+            return [text for text in whole if "not everything could be declared again" in text]
+
+        await until(lambda: bool(said()))
+        await asyncio.sleep(1)  # this is how long it does not spin
+        assert [all(word in text for word in (kept, "x-max-length", "'10'", "'100'")) for text in said()] == [True]
+        ticking.cancel()
+        assert max(slips) < 0.5
+        assert (await mq.plan(otherwise)).drifted is False, "what was there is as it was"
+    await remove(mq, kept, gone)

@@ -37,10 +37,7 @@ from acemq.transports.rabbitmq import link
 from tests.proxy import Proxy
 from tests.secret import PASSWORD, assert_unprinted
 from tests.services import RabbitMQ, free_ports
-from tests.waiting import until
-
-QUICK = Backoff(first=timedelta(milliseconds=50), ceiling=timedelta(milliseconds=100))
-
+from tests.waiting import QUICK, until
 
 # One event loop
 

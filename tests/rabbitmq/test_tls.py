@@ -16,11 +16,11 @@ import pytest
 import trustme
 
 import acemq
-from acemq import AceMQ, Backoff, Credentials, Opening, SecurityError, Tls
+from acemq import AceMQ, Credentials, Opening, SecurityError, Tls
 from acemq.security import ALLOW_DEVELOPMENT, DEVELOPMENT
 from tests.conftest import StartRabbitMQ
 from tests.services import LocalRabbitMQ, RabbitMQ, free_ports
-from tests.waiting import until
+from tests.waiting import QUICK, until
 
 PATIENT = timedelta(seconds=20)
 AT_ONCE = 5.0
@@ -123,9 +123,6 @@ async def test_files_are_read_at_every_dial(secured: Secured, tmp_path: Path) ->
         await until(lambda: mq.state.terminal)
         assert mq.state.phase == "reconnecting"
         assert "ca_file" in (mq.state.last_error or "")
-
-
-QUICK = Backoff(first=timedelta(milliseconds=50), ceiling=timedelta(milliseconds=100))
 
 
 # Ours

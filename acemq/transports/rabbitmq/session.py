@@ -62,6 +62,7 @@ class Session:
 
     def __init__(self, connection: Connection, lane: Lane, endpoint: str, heartbeat: int) -> None:
         self.lane, self.endpoint = lane, endpoint
+        self.began = asyncio.get_running_loop().time()
         self.blocked: str | None = None
         """The broker's reason, while it takes no publishes on this connection."""
         self._connection = connection

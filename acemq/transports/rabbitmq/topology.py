@@ -50,6 +50,8 @@ class BrokerTopology:
         self._link, self._clock = link, clock
         self._known: dict[_Key, Declaration] = {}
         self._applied: dict[_Key, Declaration] = {}
+        self._seen_at: dict[str, float] = {}
+        """When an exchange of ours was last there, by the time of the loop."""
         self._restored_for: Session | None = None
         self._restoring: asyncio.Task[None] | None = None
         self.restored = 0
@@ -85,6 +87,8 @@ class BrokerTopology:
                         for declared, finding in zip(declarations, findings, strict=True)
                     ]
                     self._applied |= {_key(declared): declared for declared in declarations}
+                    now = asyncio.get_running_loop().time()
+                    self._seen_at |= {each.name: now for each in declarations if each.kind == "exchange"}
         for declared, finding in zip(declarations, findings, strict=True):
             if finding.verdict in ("present", "created"):
                 self._known[_key(declared)] = declared
@@ -99,12 +103,15 @@ class BrokerTopology:
         declared = self._applied.get(_key_of("queue", queue))
         if declared is None or (was_deleted and not (declared.exclusive or declared.auto_delete)):
             return False
+        await self._restore_on(session)
+        return True
+
+    async def _restore_on(self, session: Session) -> None:
         if self._restored_for is not session:
             self._restored_for = session
             self._restoring = self._link.start(self._declare_again(session))
         if self._restoring is not None:
             await asyncio.wait({self._restoring})
-        return True
 
     async def _declare_again(self, session: Session) -> None:
         log.warning("%s: what was declared here is gone; declaring it again", session.endpoint)
@@ -126,16 +133,28 @@ class BrokerTopology:
     # Single questions
 
     async def look_at_exchange(self, session: Session, name: str) -> None:
-        """Raise `ExchangeMissing` or another `TransportError` if it cannot be published to."""
+        """Raise `ExchangeMissing` or another `TransportError` if it cannot be published to.
+
+        One of ours that went while there was no connection is made again, as a queue is, once a connection.
+        """
+        there = await self._sees_exchange(session, name)
+        if not there and self._seen_at.get(name, session.began) < session.began:
+            await self._restore_on(self._link.session or session)
+            there = await self._sees_exchange(session, name)
+        if name in self._seen_at:
+            self._seen_at[name] = asyncio.get_running_loop().time()
+        if not there:
+            raise ExchangeMissing(f"exchange {name!r} does not exist; declare it first", code=NOT_FOUND)
+
+    async def _sees_exchange(self, session: Session, name: str) -> bool:
         async with session.scratch() as channel:
             try:
                 await ask(questions.look(channel, "exchange", name))
             except TransportError as error:
                 if error.code == NOT_FOUND:
-                    raise ExchangeMissing(
-                        f"exchange {name!r} does not exist; declare it first", code=NOT_FOUND
-                    ) from None
+                    return False
                 raise _denied(error, f"exchange {name!r}") from None
+        return True
 
     async def depth(self, queue: str) -> Depth:
         found = await self._ask(lambda channel: questions.count(channel, queue), f"queue {queue!r}")
@@ -175,6 +194,8 @@ class BrokerTopology:
         for memory in (self._known, self._applied):
             for key in [key for key, declared in memory.items() if _belongs_to(declared, kind, name)]:
                 del memory[key]
+        if kind == "exchange":
+            self._seen_at.pop(name, None)
         return True
 
     async def purge(self, queue: str) -> int | None:
