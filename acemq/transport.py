@@ -442,7 +442,10 @@ class Transport(Protocol):
         lease: timedelta | None = None,
         options: Mapping[str, object] | None = None,
     ) -> Subscription:
-        """Registered on return; at most `prefetch` deliveries are unsettled. Raises `QueueMissing`, `NotConnected`."""
+        """Registered on return; at most `prefetch` deliveries are unsettled. Raises `QueueMissing`, `NotConnected`.
+
+        `options` has the consumer's `name`, always; what else it has and the transport lacks is a `CapabilityError`.
+        """
         ...
 
     async def pull(

@@ -3,7 +3,7 @@
 import asyncio
 import itertools
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any, cast
 
@@ -232,8 +232,11 @@ class Lists:
             await asyncio.sleep(min(end - clock(), 0.005))
         return taken
 
-    async def subscribe(self, queue: str, sink: Sink, *, prefetch: int, **asked: Any) -> Subscribed:
+    async def subscribe(
+        self, queue: str, sink: Sink, *, prefetch: int, options: Mapping[str, object] | None = None, **asked: Any
+    ) -> Subscribed:
         self.check().ready(queue)
+        asked |= {key: value for key, value in (options or {}).items() if key != "name"}
         for option in (option for option, value in asked.items() if value):
             raise CapabilityError("lists", option, f"{option}=")
         subscription = Subscribed(self, queue, sink, prefetch)

@@ -12,8 +12,9 @@ import pytest
 import acemq
 from acemq import AceMQ, CapabilityError, Message, TopologyError
 from acemq.transports.memory import MemoryBroker, Profile
-from tests.proxy import Proxy
-from tests.waiting import until, until_async
+from tests.proxy import WAYS, Proxy
+from tests.services import RabbitMQ
+from tests.waiting import QUICK, until, until_async
 
 
 class Watched:
@@ -146,6 +147,33 @@ class TestOnRabbitMQ:
             proxy.cut()
             await mq.send_many(queue, range(10))
             await until(lambda: watched.handled("alone") == 10, within=8)
+
+    @pytest.mark.slow
+    async def test_t042_while_the_broker_takes_a_dead_line_for_the_owner_one_alone_is_active_and_soon_one_is(
+        self, rabbitmq: RabbitMQ, mq: AceMQ, queue: str, watched: Watched
+    ) -> None:
+        heartbeat = 2
+        async with Proxy("127.0.0.1", rabbitmq.port) as one, Proxy("127.0.0.1", rabbitmq.port) as two:
+            hosts = f"{rabbitmq.url_through(one.port, two.port)}?heartbeat={heartbeat}"
+            two.refuse()
+            async with (
+                acemq.connect(hosts, reconnect=QUICK) as first,
+                acemq.connect(f"{rabbitmq.url}?heartbeat={heartbeat}") as second,
+            ):
+                owner = await first.consume(queue, int, watched.of("first"), exclusive=True, concurrency=1)
+                await second.consume(queue, int, watched.of("second"), exclusive=True, concurrency=1)
+                await mq.send_many(queue, range(10))
+                await until(lambda: watched.handled("first") == 10)
+                for way in WAYS:
+                    one.swallow(way)
+                one.refuse()  # old lines hang, new ones pass
+                two.refuse(False)
+                await mq.send_many(queue, range(10, 20))
+                await until(lambda: first.state.generation == 2, within=5 * heartbeat)
+                assert owner.subscription is not None
+                assert owner.subscription.phase != "closed", "it waits, and has not failed"
+                await until(lambda: {n for _, n in watched.by} == set(range(20)), within=5 * heartbeat)
+        assert watched.most == 1
 
     async def test_others_that_consume_are_waited_for(self, url: str, mq: AceMQ, queue: str, watched: Watched) -> None:
         plain = await mq.consume(queue, int, watched.of("plain"), concurrency=1)

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from acemq.connection import Connection
 from acemq.errors import CapabilityError
 from acemq.testing.conformance.bench import SOON, Bench, out
 from acemq.testing.conformance.hooks import Hooks
@@ -31,6 +32,13 @@ class Honesty(Hooks):
                 assert bench.can.transport in refusal.value.transport, capability
                 assert refusal.value.option, capability
                 refused.append(capability)
+        async with bench.connection() as mq:
+            for capability, ask in _asks_of_the_engine(bench, mq, queue).items():
+                if not DECLARED[capability](bench.can_of(queue)):
+                    with pytest.raises(CapabilityError) as refusal:
+                        await ask()
+                    assert bench.can.transport in refusal.value.transport, f"{capability}, through the engine"
+                    assert refusal.value.option, f"{capability}, through the engine"
         assert await bench.drain(queue) == []
         bench.measured["refused by name"] = ", ".join(refused)
 
@@ -42,6 +50,31 @@ class Honesty(Hooks):
             results = await bench.publish(*(out(queue, body) for body in sent))
             assert outcomes(results) == [Published.ROUTED] * count
             assert sorted(got.body for got in await bench.drain(queue, count)) == sorted(sent)
+
+
+def _asks_of_the_engine(bench: Bench, mq: Connection, queue: str) -> dict[str, Callable[[], Awaitable[object]]]:
+    """The same through the engine, for what it does not do in the transport's place."""
+
+    async def consume(**options: Any) -> None:
+        async with mq.consume(queue, bytes, lambda message: None, declare=False, **options):
+            pass
+
+    def declare(**options: Any) -> Awaitable[object]:
+        return mq.declare(Topology().queue(bench.name("bad"), type="classic", **options))
+
+    return {
+        "publish_delay": lambda: mq.send(queue, b"refused", delay=HOUR),
+        "exclusive": lambda: consume(exclusive=True),
+        "consumer_priority": lambda: consume(priority=5),
+        "lease": lambda: declare(lease=HOUR),
+        "max_length": lambda: declare(max_length=5),
+        "topic_patterns": lambda: mq.declare(_with_pattern(bench, queue)),
+    }
+
+
+def _with_pattern(bench: Bench, queue: str) -> Topology:
+    exchange = bench.name("x")
+    return bench.described(queue).exchange(exchange, "topic").bind(queue, exchange, "*.b.*")
 
 
 def _asks(bench: Bench, queue: str) -> dict[str, Callable[[], Awaitable[object]]]:
@@ -77,8 +110,7 @@ def _asks(bench: Bench, queue: str) -> dict[str, Callable[[], Awaitable[object]]
         raise result.error
 
     async def pattern() -> None:
-        exchange = bench.name("x")
-        await bench.apply(Topology().exchange(exchange, "topic").bind(queue, exchange, "*.b.*"))
+        await bench.apply(_with_pattern(bench, queue))
 
     return {
         "publish_delay": lambda: publish(delay=HOUR),

@@ -351,6 +351,26 @@ class RequeuesAtOnce(Through):
         return await self.inner.settle([replace(each, delay=NOW) for each in batch])
 
 
+class KeepsARetryInItsHands(Through):
+    """It takes the message from the broker, and brings it back when it is due."""
+
+    async def settle(self, batch: Sequence[Settlement]) -> Sequence[Settled]:
+        return await self.inner.settle([self._kept(each) if each.delay else each for each in batch])
+
+    def _kept(self, each: Settlement) -> Settlement:
+        got = each.delivery
+        again = Outgoing(
+            exchange="",
+            routing_key=got.queue,
+            body=got.body,
+            headers=got.headers if each.headers is None else each.headers,
+            message_id=got.message_id or "",
+            content_type=got.content_type,
+        )
+        self.broker.clock.call_later(each.delay.total_seconds(), lambda: self.broker.publish([again]) and None)
+        return Settlement(got, Verb.ACCEPT)
+
+
 class DeadLettersADrop(Through):
     async def settle(self, batch: Sequence[Settlement]) -> Sequence[Settled]:
         for each in batch:
@@ -461,6 +481,7 @@ MUTANTS: dict[str, Callable[[Transport, MemoryBroker], Transport]] = {
     "C-109": LosesWhatACancelledPullTook,
     "C-112": CountsWhatIsHeldAsReady,
     "C-120": IgnoresAnOptionItCannotHonour,
+    "C-122": KeepsARetryInItsHands,
 }
 """The most telling ones: a defect for its scenario."""
 
