@@ -418,3 +418,24 @@ async def test_an_itinerary_goes_along_over_exchanges_in_raw_utf8(mq: AceMQ, for
     unchanged = {name: value for name, value in sent.headers.items() if name != "acemq-routing-slip"}
     assert {name: arrived.headers[name] for name in unchanged} == unchanged
     await mq.delete(exchange, "exchange")
+
+
+@pytest.mark.slow
+async def test_m025_by_default_five_attempts_on_a_queue_that_another_client_has_declared(
+    mq: AceMQ, foreign: Foreign, name: str
+) -> None:
+    attempts: list[int] = []
+
+    def fail(message: Message[int]) -> None:
+        attempts.append(message.attempt)
+        raise ValueError("boom")
+
+    foreign.declare(name)
+    foreign.put(name, b"1")
+    async with mq.consume(name, int, fail) as consumer:
+        await until(lambda: consumer.counters.dead_lettered == 1, within=30)
+    (letter,) = foreign.take(f"{name}.dlq")
+    assert (letter.body, letter.headers["x-acemq-attempt"]) == (b"1", 5)
+    assert letter.headers["x-acemq-error"] == "exhausted 5 attempts: boom"
+    assert attempts == [1, 2, 3, 4, 5]
+    foreign.delete(name, f"{name}.dlq", f"{name}.parked")
