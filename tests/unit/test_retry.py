@@ -190,3 +190,12 @@ def test_a_bad_number_is_refused_by_name(fields: dict[str, Any], named: str) -> 
 @given(st.integers(0, 10_000))
 def test_pauses_between_dials_are_bounded_for_ever(tries: int) -> None:
     assert 0.05 <= Backoff().pause(tries) <= 30
+
+
+def test_a_dial_follows_another_after_50_ms_at_least_and_its_ceiling_at_most() -> None:
+    backoff = Backoff(first=timedelta(milliseconds=250), ceiling=timedelta(seconds=30))
+    for tries, most in enumerate((0.25, 0.5, 1, 2, 4, 8, 16, 30, 30)):
+        pauses = [backoff.pause(tries) for _ in range(500)]
+        assert min(pauses) >= 0.05
+        assert most * 0.8 < max(pauses) <= most
+    assert backoff.pause(100_000) <= 30

@@ -367,7 +367,11 @@ class KeepsARetryInItsHands(Through):
             message_id=got.message_id or "",
             content_type=got.content_type,
         )
-        self.broker.clock.call_later(each.delay.total_seconds(), lambda: self.broker.publish([again]) and None)
+
+        def bring_back() -> None:
+            self.broker.publish([again])
+
+        self.broker.clock.call_later(each.delay.total_seconds(), bring_back)
         return Settlement(got, Verb.ACCEPT)
 
 
