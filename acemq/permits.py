@@ -61,6 +61,8 @@ class Permits:
         self._owed += count
         self._reclaim()
         self._wake()
+        if self._waiting:
+            self._look_again()
 
     def shortage(self, within: timedelta) -> str:
         return (

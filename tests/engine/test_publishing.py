@@ -27,6 +27,7 @@ from acemq import (
     Topology,
     UnroutableError,
 )
+from tests.proxy import Proxy
 from tests.waiting import until
 
 
@@ -244,6 +245,25 @@ async def test_m014_without_a_permit_in_time_a_publish_is_refused_and_says_how_m
         await asyncio.gather(*five)
         assert (await small.send(queue, "seventh")).routed
         assert (await small.depth(queue)).ready == 6
+
+
+async def test_with_a_thousand_unanswered_the_next_is_refused_in_its_time_and_a_cancelled_thousand_gives_its_room_back(
+    name: str, proxy: Proxy, proxied: str
+) -> None:
+    async with acemq.connect(proxied) as far:
+        await far.declare(acemq.Topology().queue(queue := name, type="classic"))
+        assert (await far.send(queue, "before")).routed
+        proxy.swallow("to_client")
+        thousand = [asyncio.ensure_future(far.send(queue, n, timeout=timedelta(seconds=30))) for n in range(1_000)]
+        await until(lambda: far.state.outstanding == 1_000)
+        with pytest.raises(PublishRefusedError, match="1000 publishes are without an answer, 1000 are allowed"):
+            await far.send(queue, "one more", timeout=timedelta(milliseconds=200))
+        for publish in thousand:
+            publish.cancel()
+        proxy.release()
+        assert (await far.send(queue, "after")).routed
+        await until(lambda: far.outbound.permits.in_use == 0)
+        await far.delete(queue)
 
 
 async def test_took_counts_from_the_write_and_not_the_wait_for_a_permit(url: str, queue: str) -> None:
