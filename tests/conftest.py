@@ -39,10 +39,6 @@ def no_error_shows_a_password() -> Iterator[None]:
         yield
 
 
-def pytest_configure() -> None:
-    secret.log.listen()
-
-
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
     report = yield

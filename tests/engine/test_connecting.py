@@ -484,6 +484,31 @@ async def test_while_paused_a_pipeline_finishes_its_runs_and_starts_none(mq: Ace
 # Closing
 
 
+async def test_what_is_lost_again_within_thirty_seconds_is_dialled_after_longer_pauses(
+    proxy: Proxy, proxied: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+
+    class Noting(Backoff, frozen=True, kw_only=True):
+        def pause(self, tries: int) -> float:
+            asked.append(tries)
+            return 0.05
+
+    async def cut(mq: AceMQ) -> None:
+        generation = mq.state.generation
+        proxy.cut()
+        await until(lambda: mq.state.phase == "connected" and mq.state.generation == generation + 1)
+
+    assert link.STEADY == 30
+    async with acemq.connect(proxied, reconnect=Noting()) as mq:
+        for _ in range(3):
+            await cut(mq)
+        assert sorted(asked) == [0, 0, 1, 1], "by each of the two links; the first loss is dialled at once"
+        monkeypatch.setattr(link, "STEADY", 0.0)
+        await cut(mq)
+        assert len(asked) == 4, "one that has lasted begins anew"
+
+
 async def test_close_while_reconnecting_is_bounded(proxy: Proxy, proxied: str, queue: str, mq: AceMQ) -> None:
     """In memory as on RabbitMQ; a publish that waits for the link is refused, and nothing is dialled any more."""
     handling = asyncio.Event()

@@ -121,6 +121,18 @@ async def test_m043_a_missing_rung_is_reported_and_the_wait_spent_in_the_consume
     assert [each.destination for each in missing] == ["q.retry.1m"]
 
 
+@pytest.mark.parametrize("broker", [Profile.RABBITMQ], indirect=True)
+async def test_a_wait_whose_rung_is_missing_takes_a_place_for_15_minutes_at_most(
+    mq: AceMQ, clock: MovableClock
+) -> None:
+    failing = Failing(clock)
+    async with mq.consume("q", int, failing, retry=RetryPolicy.fixed(2, timedelta(minutes=20))):
+        assert await mq.delete("q.retry.20m")
+        await mq.send("q", 1)
+        await clock.advance(timedelta(minutes=21))
+    assert failing.waits == [15 * 60]
+
+
 async def test_m044_age_ends_retries_at_its_limit_and_an_unknown_age_never_does(mq: AceMQ, clock: MovableClock) -> None:
     async def fail(message: Message[str]) -> None:
         if message.attempt == 1:

@@ -6,6 +6,7 @@ import asyncio
 import gc
 import logging
 import random
+import time
 from contextlib import suppress
 from datetime import timedelta
 
@@ -27,6 +28,7 @@ from acemq.transport import (
     TransportError,
     Verb,
 )
+from acemq.transports.rabbitmq import receive
 from tests.conftest import StartRabbitMQ
 from tests.proxy import Proxy
 from tests.rabbitmq.conftest import Declare, Dial
@@ -318,6 +320,25 @@ async def test_a_channel_closed_for_holding_too_long_is_replaced_and_others_are_
     said = [record.getMessage() for record in caplog.records if "the channel of" in record.getMessage()]
     assert len(said) == 1
     assert "406" in said[0]
+
+
+@pytest.mark.slow
+async def test_a_subscription_that_loses_its_channel_again_and_again_is_made_again_after_pauses(
+    start_rabbitmq: StartRabbitMQ, dial: Dial, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert receive._SPACED == (1.0, 5.0)
+    monkeypatch.setattr(receive, "_SPACED", (3.0, 3.0))
+    server = await asyncio.to_thread(
+        start_rabbitmq, consumer_timeout=timedelta(seconds=1), channel_tick_interval=timedelta(milliseconds=300)
+    )
+    broker, sink = await dial(server.url), Recorder()
+    await broker.apply(Topology().queue(name, type="classic"), ApplyMode.CREATE)
+    await fill(broker, name, 1)
+    subscription = await broker.subscribe(name, sink, prefetch=5)
+    await until(lambda: subscription.state.generation == 2, "it is made again, at once", within=15)
+    made_at = time.monotonic()
+    await until(lambda: subscription.state.generation == 3, "it is made again, after a pause", within=15)
+    assert time.monotonic() - made_at > 2.9
 
 
 async def test_a_queue_that_dies_with_its_connection_is_made_again_with_a_gap(

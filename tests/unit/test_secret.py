@@ -17,8 +17,8 @@ PRINTING = {
     "stdout": "print(URL)",
     "stderr": "print(URL, file=sys.stderr)",
     "a child's stdout": "subprocess.run([sys.executable, '-c', f'print({URL!r})'], check=True)",
-    "a log line": "logging.getLogger('acemq').debug('dialling %s', URL)",
-    "a log line of the driver": "logging.getLogger('aiormq.connection').debug('dialling %s', URL)",
+    "a log line": "logging.getLogger('acemq').warning('dialling %s', URL)",
+    "a log line of the driver": "logging.getLogger('aiormq.connection').warning('dialling %s', URL)",
     "a traceback in the log": "\n    try: raise OSError(URL)\n    except OSError: logging.exception('lost')",
     "nothing": "print('dialling')",
 }
@@ -30,7 +30,7 @@ def test_a_test_that_prints_it_fails_whatever_it_asserts(tmp_path: Path) -> None
         lines.append(f"def test_{number}(): {statement}")
     (tmp_path / "test_printing.py").write_text("\n".join(lines))
     (tmp_path / "conftest.py").write_text(
-        "from tests.conftest import no_error_shows_a_password, pytest_configure, pytest_runtest_makereport"
+        "from tests.conftest import no_error_shows_a_password, pytest_runtest_makereport"
     )
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-c", "/dev/null", str(tmp_path)],
