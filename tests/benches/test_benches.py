@@ -140,7 +140,7 @@ def test_memory_runs_from_the_processes_to_the_file_which_tells_nothing_of_this_
 
 
 def test_check_ends_with_1_when_a_target_is_missed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def missed(rounds: int, quick: bool) -> Results:
+    def missed(rounds: int, quick: bool, only: str) -> Results:
         return conclude("memory", [OF_PEER], runs((1, 2)), rounds=rounds, quick=quick)
 
     monkeypatch.setitem(benches.RUN, "memory", missed)
