@@ -53,7 +53,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m benches", description="How fast acemq is, beside its peers.")
-    parser.add_argument("suites", nargs="*", metavar="suite", help=f"of {', '.join(SUITES)}, all by default; or {', '.join(ASKED_FOR)}")
+    parser.add_argument(
+        "suites", nargs="*", metavar="suite", help=f"of {', '.join(SUITES)}, all by default; or {', '.join(ASKED_FOR)}"
+    )
     parser.add_argument("--quick", action="store_true", help="few messages, one round: two minutes, no verdict")
     parser.add_argument("--only", default="", metavar="TEXT", help="measures with this in their names; not published")
     parser.add_argument("--rounds", type=int, help=f"{ENOUGH} by default; fewer are not published")
@@ -88,9 +90,7 @@ def _on_broker(
     return run
 
 
-def _in_process(
-    suite: str, measures: Callable[..., Sequence[Measure]], targets: Sequence[Target]
-) -> Suite:
+def _in_process(suite: str, measures: Callable[..., Sequence[Measure]], targets: Sequence[Target]) -> Suite:
     def run(rounds: int, quick: bool, only: str) -> Results:
         runs = _runs(measures(quick=quick), rounds, only)
         return conclude(suite, _of(targets, only), runs, rounds=rounds, quick=quick)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from itertools import pairwise
 
 from msgspec.structs import replace
 
@@ -44,7 +45,7 @@ STEPS: Mapping[str, Sequence[str]] = {
 
 def _steps() -> Iterator[Target]:
     for measure, names in STEPS.items():
-        for before, name in zip(names, names[1:], strict=False):
+        for before, name in pairwise(names):
             yield Target(name=f"{measure}, {name}, of the step before", measure=measure, ours=name, peer=before)
 
 
@@ -67,9 +68,7 @@ def measures(url: str, *, quick: bool = False) -> Sequence[Measure]:
     )
 
 
-def _measure(
-    name: str, run: Callable[[Task], Figures], promises: Mapping[str, Sequence[str]], task: Task
-) -> Measure:
+def _measure(name: str, run: Callable[[Task], Figures], promises: Mapping[str, Sequence[str]], task: Task) -> Measure:
     candidates: dict[str, Callable[[], Figures]] = {}
     on: list[str] = []
     for step, more in promises.items():

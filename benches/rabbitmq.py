@@ -104,9 +104,7 @@ TARGETS = (
     *_less(CONSUME, "client CPU, consume", "cpu_per_10k", 0.35, 0.2),
     *_faster(OUTSTANDING_4K, 1.8 * _WITHIN_A_QUARTER, 2.3 * _WITHIN_A_QUARTER, 0.8 * _WITHIN_A_QUARTER),
     *_faster(CONSUME_4K, 3 * _WITHIN_A_QUARTER, 4.5 * _WITHIN_A_QUARTER, 0.5 * _WITHIN_A_QUARTER),
-    Target(
-        name=f"{HEADER_TABLE}, of pamqp", measure=HEADER_TABLE, ours=OURS, peer="pamqp", figure="us", at_most=0.45
-    ),
+    Target(name=f"{HEADER_TABLE}, of pamqp", measure=HEADER_TABLE, ours=OURS, peer="pamqp", figure="us", at_most=0.45),
     Target(name=f"{GROWTH}, MB", measure=GROWTH, ours=OURS, figure="grown_mb", at_most=20),
     _shown(OUTSTANDING, UVLOOP, OURS),
     _shown(CONSUME, UVLOOP, OURS),

@@ -125,9 +125,8 @@ def summary(results: Results) -> str:
     lines = [f"{'':{width}} {'target':>8} {'median':>8}  {'min–max':17}"]
     for verdict in results.verdicts:
         span = f"{shown(verdict.lowest)}–{shown(verdict.highest)}"
-        lines.append(
-            f"{verdict.target.name:{width}} {verdict.target.wanted:>8} {shown(verdict.median):>8}  {span:17} {word(verdict)}"
-        )
+        target, middle = verdict.target, shown(verdict.median)
+        lines.append(f"{target.name:{width}} {target.wanted:>8} {middle:>8}  {span:17} {word(verdict)}")
     lines.extend(f"{candidate} is left out: {why}" for candidate, why in results.left_out.items())
     if results.rounds < ENOUGH:
         lines.append(f"{results.rounds} rounds only: a verdict needs {ENOUGH}")

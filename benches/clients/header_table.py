@@ -37,7 +37,8 @@ async def ours(task: Task) -> Figures:
 
 async def pamqp(task: Task) -> Figures:
     entries: dict[str, Any] = dict(ENTRIES)
-    return _cost(lambda: decode.field_table(encode.field_table(entries))[1], task.count)
+    read: Callable[[bytes], tuple[int, Any]] = decode.field_table
+    return _cost(lambda: read(encode.field_table(entries))[1], task.count)
 
 
 def _cost(out_and_in: Callable[[], Mapping[str, HeaderValue]], count: int) -> Figures:
