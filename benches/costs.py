@@ -58,7 +58,7 @@ _SETTLING = 0.5
 
 def measures(url: str, *, quick: bool = False) -> Sequence[Measure]:
     base = Task(job="publish", url=url, queue=_QUEUE, limit=3 if quick else 8)
-    awaited = replace(base, count=300 if quick else 2_000)
+    awaited = replace(base, count=300 if quick else 1_500)
     outstanding = replace(base, count=2_560 if quick else 20_480, window=256)
     consume = replace(base, job="consume", count=4_000 if quick else 30_000)
     return (

@@ -20,6 +20,15 @@ _AT_ONCE = 500
 _WITHIN = 30.0
 
 
+def remove(url: str, queue: str) -> None:
+    """The next client declares it."""
+
+    async def delete(channel: Channel) -> None:
+        await channel.queue_delete(queue)
+
+    _on_channel(url, delete)
+
+
 def make_fresh(url: str, queue: str, queue_type: str = "classic") -> None:
     """An empty, durable queue."""
 

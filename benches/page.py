@@ -62,8 +62,9 @@ def where(results: Results) -> str:
     machine = results.machine
     packages = ", ".join(f"{name} {version}" for name, version in machine.packages.items())
     broker = f", {machine.broker}" if machine.broker else ""
+    rounds = len({run.round for run in results.runs})
     return (
-        f"{results.date}, {results.rounds} rounds, {machine.cpus} processors, {machine.system}, "
+        f"{results.date}, {rounds} round{'s' * (rounds != 1)}, {machine.cpus} processors, {machine.system}, "
         f"{machine.python}{broker}. {packages}."
     )
 

@@ -26,6 +26,8 @@ class Candidate:
     """It prints its `Figures`. Jobs: `publish`, `consume`, `receive`, and `fill` if it fills its queue itself."""
     fills: bool = False
     """Else it publishes one message, of which copies are made."""
+    declares: bool = False
+    """It declares its queue itself, with arguments of its own."""
     changes: Mapping[str, object] | None = None
     """What its task has otherwise than the measure's."""
 
@@ -126,9 +128,9 @@ def measures(url: str, *, quick: bool = False, c: Path | None = None) -> Sequenc
     beside = (OURS, AIO_PIKA, FASTSTREAM, C)
     base = Task(job="publish", url=url, queue=_QUEUE, prefetch=PREFETCH, limit=3 if quick else 8)
     outstanding = replace(base, count=some(4_000, 20_000), window=256)
-    consume = replace(base, job="consume", count=some(6_000, 30_000))
+    consuming = replace(base, job="consume", count=some(6_000, 30_000))
     both = replace(outstanding, job="receive", count=some(4_000, 16_000))
-    paced = replace(both, count=some(200, 1_000), window=1, rate=200, limit=30)
+    paced = replace(both, count=some(200, 800), window=1, rate=200, limit=30)
     growth = replace(outstanding, job="growth", count=some(10_000, 100_000), limit=120)
 
     def measure(name: str, run: Callable[[Candidate, Task], Figures], task: Task, *more: str) -> Measure:
@@ -136,14 +138,14 @@ def measures(url: str, *, quick: bool = False, c: Path | None = None) -> Sequenc
         return Measure(name=name, candidates={each: partial(run, found, task) for each, found in taking_part.items()})
 
     return (
-        measure(AWAITED, _publish, replace(base, count=some(500, 3_000)), UVLOOP),
-        measure(OUTSTANDING, _publish, outstanding, UVLOOP, MANY),
-        measure(OUTSTANDING_QUORUM, _publish, replace(outstanding, queue_type="quorum"), MANY),
-        measure(OUTSTANDING_4K, _publish, replace(outstanding, size=4096)),
-        measure(CONSUME, _consume, consume, UVLOOP, C_BY_50),
-        measure(CONSUME_QUORUM, _consume, replace(consume, queue_type="quorum")),
-        measure(CONSUME_4K, _consume, replace(consume, count=some(4_000, 20_000), size=4096)),
-        measure(END_TO_END, _both, both, UVLOOP),
+        measure(AWAITED, publish, replace(base, count=some(500, 2_000)), UVLOOP),
+        measure(OUTSTANDING, publish, outstanding, UVLOOP, MANY),
+        measure(OUTSTANDING_QUORUM, publish, replace(outstanding, queue_type="quorum"), MANY),
+        measure(OUTSTANDING_4K, publish, replace(outstanding, size=4096)),
+        measure(CONSUME, consume, consuming, UVLOOP, C_BY_50),
+        measure(CONSUME_QUORUM, consume, replace(consuming, queue_type="quorum")),
+        measure(CONSUME_4K, consume, replace(consuming, count=some(4_000, 15_000), size=4096)),
+        measure(END_TO_END, _both, both),
         measure(LATENCY, _both, paced, UVLOOP),
         Measure(
             name=HEADER_TABLE,
@@ -156,16 +158,16 @@ def measures(url: str, *, quick: bool = False, c: Path | None = None) -> Sequenc
     )
 
 
-def _publish(candidate: Candidate, task: Task) -> Figures:
-    filling.make_fresh(task.url, task.queue, task.queue_type)
+def publish(candidate: Candidate, task: Task) -> Figures:
+    _make_fresh(candidate, task)
     figures = _run(candidate, task)
     sent = int(figures["messages"])
     filling.check_depth(task.url, task.queue, least=sent, most=sent)
     return figures
 
 
-def _consume(candidate: Candidate, task: Task) -> Figures:
-    filling.make_fresh(task.url, task.queue, task.queue_type)
+def consume(candidate: Candidate, task: Task) -> Figures:
+    _make_fresh(candidate, task)
     if candidate.fills:
         _run(candidate, replace(task, job="fill"))
         filling.check_depth(task.url, task.queue, least=task.count, most=task.count)
@@ -177,6 +179,13 @@ def _consume(candidate: Candidate, task: Task) -> Figures:
     # What was in hand when it stopped may have come back, nothing else.
     filling.check_depth(task.url, task.queue, most=task.count - int(figures["messages"]) + task.prefetch)
     return figures
+
+
+def _make_fresh(candidate: Candidate, task: Task) -> None:
+    if candidate.declares:
+        filling.remove(task.url, task.queue)
+    else:
+        filling.make_fresh(task.url, task.queue, task.queue_type)
 
 
 def _both(candidate: Candidate, task: Task) -> Figures:

@@ -184,6 +184,17 @@ async def pump(send: Callable[[], Awaitable[object]], task: Task) -> Figures:
     return meter.figures()
 
 
+def pump_blocking(send: Callable[[], object], task: Task) -> Figures:
+    """The same for a client that blocks."""
+    meter = Meter(task.count, task.limit)
+    meter.start()
+    while meter.messages < task.count and not (meter.messages % 64 == 0 and meter.late):
+        send()
+        meter.messages += 1
+    meter.stop()
+    return meter.figures()
+
+
 async def _pace(send: Callable[[], Awaitable[object]], meter: Meter, task: Task) -> None:
     loop = asyncio.get_running_loop()
     began = loop.time()
