@@ -121,6 +121,8 @@ def read(path: Path) -> Results:
 
 def summary(results: Results) -> str:
     """A line per target: what was promised, what was measured, and whether it holds."""
+    if not results.verdicts:
+        return "nothing is promised here; the figures are in the file"
     width = max((len(verdict.target.name) for verdict in results.verdicts), default=0)
     lines = [f"{'':{width}} {'target':>8} {'median':>8}  {'min–max':17}"]
     for verdict in results.verdicts:
