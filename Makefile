@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 ARGS ?=
 
-.PHONY: demo test test-slow check bench bench-quick docs clean
+.PHONY: demo test test-slow check bench bench-quick bench-peers docs clean
 
 demo: $(VENV)/demo.stamp
 	@$(BIN)/python -m examples.flights $(ARGS)
@@ -37,6 +37,10 @@ bench: $(VENV)/bench.stamp
 bench-quick: $(VENV)/bench.stamp
 	@$(BIN)/python -m benches --quick $(ARGS)
 
+# The rest of the field, ten minutes; once for a release of one of them.
+bench-peers: $(VENV)/peers.stamp
+	@$(BIN)/python -m benches peers $(ARGS)
+
 docs: $(VENV)/dev.stamp
 	$(BIN)/mkdocs build --strict
 
@@ -56,6 +60,10 @@ $(VENV)/dev.stamp: pyproject.toml | $(BIN)/python
 
 $(VENV)/bench.stamp: pyproject.toml | $(BIN)/python
 	$(PIP) --editable '.[bench]'
+	@touch $@
+
+$(VENV)/peers.stamp: pyproject.toml | $(BIN)/python
+	$(PIP) --editable '.[bench-peers]'
 	@touch $@
 
 $(BIN)/python:

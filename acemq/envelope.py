@@ -114,7 +114,7 @@ class Envelope(msgspec.Struct, frozen=True, kw_only=True):
         """
         headers = headers or h.NONE
         get, text, integer = headers.get, _text, h.integer
-        identity = text(get(h.ID)) or message_id or new_id()
+        identity = identity_of(headers, message_id) or new_id()
         seen = integer(get(h.FIRST_SEEN))
         known = seen is not None and 0 < seen < _END_OF_TIME_MS
         return cls(
@@ -134,6 +134,11 @@ class Envelope(msgspec.Struct, frozen=True, kw_only=True):
             route_id=text(get(h.ROUTE_ID)),
             headers=h.application(headers),
         )
+
+
+def identity_of(headers: Headers, message_id: str | None) -> str | None:
+    """The id that a message came with; one without any is given its own by `Envelope.from_headers`."""
+    return _text(headers.get(h.ID)) or message_id
 
 
 def _text(value: object) -> str | None:

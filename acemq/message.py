@@ -12,7 +12,7 @@ import msgspec
 from acemq import headers as h
 from acemq.ack import Ack
 from acemq.clock import SYSTEM, Clock
-from acemq.envelope import Envelope, from_millis
+from acemq.envelope import Envelope, from_millis, identity_of
 from acemq.headers import Headers
 from acemq.transport import Delivery
 
@@ -137,7 +137,10 @@ class Message(Generic[T_co]):
 
     @property
     def id(self) -> str:
-        return self.envelope.id
+        # All that most handlers ask for, and far less to read than an envelope.
+        delivery = self.delivery
+        known = identity_of(delivery.headers, delivery.message_id) if self._envelope is None else None
+        return known or self.envelope.id
 
     @property
     def type(self) -> str:

@@ -60,7 +60,7 @@ def measures(*, quick: bool = False, count: int | None = None) -> Sequence[Measu
                 "100,000 waiting": _run("standing", standing, count or 100_000),
             },
         ),
-        Measure(name=GROWTH, candidates={"acemq": _run("growth", count or 100_000)}, most_rounds=1 if quick else None),
+        Measure(name=GROWTH, candidates={"acemq": _run("growth", count or 100_000)}, most_rounds=1),
     )
 
 

@@ -1,4 +1,4 @@
-"""What is sent: an order of 256 bytes of JSON, written anew for each message."""
+"""What is sent: an order as JSON, of 256 bytes unless told otherwise, written anew for each message."""
 
 from __future__ import annotations
 
@@ -29,11 +29,15 @@ class Order(msgspec.Struct):
 
     def stamped(self) -> Order:
         """Itself, unlike any that was sent before."""
-        self.t = time.time_ns() // 1_000
+        self.t = now()
         return self
 
 
-def new_order() -> Order:
+def now() -> int:
+    return time.time_ns() // 1_000
+
+
+def new_order(size: int = SIZE) -> Order:
     order = Order(
         id=123456,
         t=0,
@@ -43,11 +47,11 @@ def new_order() -> Order:
         currency="EUR",
         tags=["new", "web"],
     ).stamped()
-    order.pad = "x" * (SIZE - len(msgspec.json.encode(order)))
+    order.pad = "x" * (size - len(msgspec.json.encode(order)))
     return order
 
 
-def orders(count: int) -> Iterator[Order]:
-    order = new_order()
+def orders(count: int, size: int = SIZE) -> Iterator[Order]:
+    order = new_order(size)
     for _ in range(count):
         yield order.stamped()

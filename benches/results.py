@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -15,7 +15,10 @@ from benches.rounds import Run
 from benches.running import cpu_count
 from benches.targets import Target, Verdict, judge
 
-PACKAGES = ("acemq", "aio-pika", "aiormq", "faststream", "msgspec", "opentelemetry-api", "pamqp", "pydantic")
+PACKAGES = (
+    *("acemq", "aio-pika", "aiormq", "amqp", "celery", "dramatiq", "faststream", "kombu", "msgspec"),
+    *("opentelemetry-api", "opentelemetry-sdk", "pamqp", "pika", "pydantic", "taskiq", "taskiq-aio-pika", "uvloop"),
+)
 """Whose versions matter."""
 
 ENOUGH = 5
@@ -48,11 +51,21 @@ class Results(msgspec.Struct, frozen=True, kw_only=True):
     measures: dict[str, dict[str, dict[str, Spread]]]
     """By measure, candidate and figure."""
     runs: list[Run]
+    left_out: dict[str, str] = {}
+    """Candidates that could not be had, and why. Nothing is judged beside them."""
 
 
 def conclude(
-    suite: str, targets: Sequence[Target], runs: Sequence[Run], *, rounds: int, quick: bool, broker: str | None = None
+    suite: str,
+    targets: Sequence[Target],
+    runs: Sequence[Run],
+    *,
+    rounds: int,
+    quick: bool,
+    broker: str | None = None,
+    left_out: Mapping[str, str] | None = None,
 ) -> Results:
+    missing = dict(left_out or {})
     return Results(
         suite=suite,
         date=datetime.now(UTC).date().isoformat(),
@@ -65,9 +78,10 @@ def conclude(
             packages=dict(_versions()),
             broker=broker,
         ),
-        verdicts=[judge(target, runs) for target in targets],
+        verdicts=[judge(target, runs) for target in targets if missing.keys().isdisjoint((target.ours, target.peer))],
         measures=_spreads(runs),
         runs=list(runs),
+        left_out=missing,
     )
 
 
@@ -107,12 +121,15 @@ def read(path: Path) -> Results:
 
 def summary(results: Results) -> str:
     """A line per target: what was promised, what was measured, and whether it holds."""
-    lines = [f"{'':52} {'target':>8} {'median':>8}  {'min–max':17}"]
+    if not results.verdicts:
+        return "nothing is promised here; the figures are in the file"
+    width = max((len(verdict.target.name) for verdict in results.verdicts), default=0)
+    lines = [f"{'':{width}} {'target':>8} {'median':>8}  {'min–max':17}"]
     for verdict in results.verdicts:
         span = f"{shown(verdict.lowest)}–{shown(verdict.highest)}"
-        lines.append(
-            f"{verdict.target.name:52} {verdict.target.wanted:>8} {shown(verdict.median):>8}  {span:17} {word(verdict)}"
-        )
+        target, middle = verdict.target, shown(verdict.median)
+        lines.append(f"{target.name:{width}} {target.wanted:>8} {middle:>8}  {span:17} {word(verdict)}")
+    lines.extend(f"{candidate} is left out: {why}" for candidate, why in results.left_out.items())
     if results.rounds < ENOUGH:
         lines.append(f"{results.rounds} rounds only: a verdict needs {ENOUGH}")
     return "\n".join(line.rstrip() for line in lines)

@@ -10,8 +10,11 @@ import sys
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
+from typing import Literal
 
 import msgspec
+
+from benches.order import SIZE, now
 
 ROOT = Path(__file__).parents[1]
 
@@ -23,14 +26,26 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
     job: str
     url: str = ""
     queue: str = ""
+    queue_type: Literal["classic", "quorum"] = "classic"
     count: int = 0
+    size: int = SIZE
+    """Bytes of a body."""
     window: int = 1
     """Publishes that may be unconfirmed; 1 awaits each."""
+    batch: int = 1
+    """Messages handed over in one call, where a client can do that."""
+    rate: float = 0
+    """Messages a second; 0 is as fast as it goes."""
     prefetch: int = 200
+    ack_every: int = 1
+    """Messages that one acknowledgement covers, where a client lets its user say that."""
     waiting: int = 0
     """Messages that lie in the queue all the time."""
+    promises: tuple[str, ...] = ()
+    """For `clients/costs.py`: those that are switched on."""
     limit: float = 8.0
     """Seconds after which it stops with what it has."""
+    loop: Literal["asyncio", "uvloop"] = "asyncio"
 
 
 class RunFailed(Exception):
@@ -39,13 +54,34 @@ class RunFailed(Exception):
 
 def run_client(command: list[str], patience: float) -> Figures:
     """The figures that a fresh process prints as its last line; it is killed after `patience` seconds."""
+    with _start(command) as process:
+        return _figures_of(process, patience)
+
+
+def run_pair(receiver: list[str], sender: list[str], receives: Callable[[], None], patience: float) -> Figures:
+    """The figures of the receiver, of two fresh processes at once; the sender is started once `receives` returns."""
+    with _start(receiver) as receiving:
+        try:
+            receives()
+            run_client(sender, patience)
+            return _figures_of(receiving, patience)
+        finally:
+            receiving.kill()  # nothing is left to end where it gave its figures
+
+
+def _start(command: list[str]) -> subprocess.Popen[str]:
+    return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def _figures_of(process: subprocess.Popen[str], patience: float) -> Figures:
     try:
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=patience, check=False)
+        output, errors = process.communicate(timeout=patience)
     except subprocess.TimeoutExpired:
+        process.kill()
         raise RunFailed(f"no figures within {patience:g} s") from None
-    lines = done.stdout.splitlines()
-    if done.returncode != 0 or not lines:
-        raise RunFailed(f"ended with {done.returncode}: {done.stderr.strip()[-800:]}")
+    lines = output.splitlines()
+    if process.returncode != 0 or not lines:
+        raise RunFailed(f"ended with {process.returncode}: {errors.strip()[-800:]}")
     return msgspec.json.decode(lines[-1], type=Figures)
 
 
@@ -69,7 +105,7 @@ class Meter:
     def start(self) -> None:
         self._began, self._cpu = time.perf_counter(), time.process_time()
 
-    def hit(self) -> None:
+    def hit(self, sent: int = 0) -> None:
         """One more. The first starts the clock, unless it runs; after `over` nothing counts."""
         if self.over.is_set():
             return
@@ -96,36 +132,96 @@ class Meter:
         }
 
 
+class Arrivals(Meter):
+    """Counts from the sending of the first message, and knows how old each was: its time from `Order.t` to the hit."""
+
+    def __init__(self, count: int, limit: float) -> None:
+        super().__init__(count, limit)
+        self._ages: list[int] = []
+
+    def hit(self, sent: int = 0) -> None:
+        age = now() - sent
+        if not self._ages:
+            self.start()
+            self._began -= age / 1_000_000
+        self._ages.append(age)
+        super().hit()
+
+    def figures(self) -> Figures:
+        ages = sorted(self._ages)
+        middle, high = ages[len(ages) // 2], ages[len(ages) * 99 // 100]
+        return {**super().figures(), "p50_ms": round(middle / 1_000, 3), "p99_ms": round(high / 1_000, 3)}
+
+
+def meter_of(task: Task) -> Meter:
+    """For the jobs `consume` and `receive`, which differ in nothing else."""
+    return (Arrivals if task.job == "receive" else Meter)(task.count, task.limit)
+
+
 async def pump(send: Callable[[], Awaitable[object]], task: Task) -> Figures:
     """Send `task.count` messages from `task.window` coroutines, each of which awaits its own confirm."""
     meter = Meter(task.count, task.limit)
     left = task.count
+    step = task.batch
 
     async def sender() -> None:
         nonlocal left
         while left > 0 and not meter.over.is_set():
-            left -= 1
+            left -= step
             await send()
-            meter.messages += 1
-            if meter.messages % 64 == 0 and meter.late:
+            meter.messages += step
+            if meter.messages % 64 < step and meter.late:
                 left = 0
 
     meter.start()
-    async with asyncio.TaskGroup() as senders:
-        for _ in range(task.window):
-            senders.create_task(sender())
+    if task.rate:
+        await _pace(send, meter, task)
+    else:
+        async with asyncio.TaskGroup() as senders:
+            for _ in range(task.window):
+                senders.create_task(sender())
     meter.stop()
     return meter.figures()
 
 
+def pump_blocking(send: Callable[[], object], task: Task) -> Figures:
+    """The same for a client that blocks."""
+    meter = Meter(task.count, task.limit)
+    meter.start()
+    while meter.messages < task.count and not (meter.messages % 64 == 0 and meter.late):
+        send()
+        meter.messages += 1
+    meter.stop()
+    return meter.figures()
+
+
+async def _pace(send: Callable[[], Awaitable[object]], meter: Meter, task: Task) -> None:
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+    for number in range(task.count):
+        await asyncio.sleep(max(0, began + number / task.rate - loop.time()))
+        await send()
+        meter.messages += 1
+
+
 def serve(jobs: Mapping[str, Callable[[Task], Awaitable[Figures]]]) -> None:
-    """The `main` of a client: do the job of the task that its argument holds, on plain asyncio."""
+    """The `main` of a client: do the job of the task that its argument holds, on the loop that it names."""
     task = msgspec.json.decode(sys.argv[1], type=Task)
 
     async def main() -> Figures:
         return await jobs[task.job](task)
 
-    print(msgspec.json.encode(asyncio.run(main())).decode())
+    with asyncio.Runner(loop_factory=_loop_factory(task.loop)) as runner:
+        figures = runner.run(main())
+    print(msgspec.json.encode(figures).decode())
+
+
+def _loop_factory(name: str) -> Callable[[], asyncio.AbstractEventLoop] | None:
+    if name == "asyncio":
+        return None
+    import uvloop
+
+    return uvloop.new_event_loop
 
 
 def peak_rss_mb() -> float:

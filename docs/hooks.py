@@ -10,7 +10,7 @@ import ast
 import inspect
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -25,9 +25,10 @@ from acemq.settling import TABLE
 from acemq.testing.conformance import guarantees as proved
 from acemq.testing.conformance.report import counts
 from acemq.transport import FOREVER, Capabilities
+from benches import page
+from benches.page import table
 
 ROOT = Path(__file__).parent.parent
-RESULTS = ROOT / "benches" / "results"
 REPORTS = ROOT / "docs" / "reports"
 
 MARK = re.compile(r"^<!-- made: ([a-z-]+) -->$", re.MULTILINE)
@@ -317,79 +318,6 @@ def paragraph_of(text: str) -> str:
     return re.sub(r" \(CONTRACT\.md[^)]*\)", "", paragraph)
 
 
-# Benchmarks
-
-
-def benchmarks() -> str:
-    found = sorted(RESULTS.glob("*.json")) if RESULTS.is_dir() else []
-    if not found:
-        return "There are no results in `benches/results` yet. `make bench` measures and writes them."
-    return "\n\n".join(results(json.loads(path.read_text())) for path in found)
-
-
-def results(suite: dict[str, Any]) -> str:
-    """One file of `benches/results`: where it ran, what was promised, what was measured."""
-    machine = suite["machine"]
-    packages = ", ".join(f"{name} {version}" for name, version in machine["packages"].items())
-    broker = f", {machine['broker']}" if machine["broker"] else ""
-    parts = [
-        f"## {suite['suite']}",
-        f"{suite['date']}, {suite['rounds']} rounds, {machine['cpus']} processors, {machine['system']}, "
-        f"{machine['python']}{broker}. {packages}.",
-        table(("target", "wanted", "median", "lowest – highest", "kept"), map(_verdict, suite["verdicts"])),
-    ]
-    for measure, candidates in suite["measures"].items():
-        figures: list[str] = list(dict.fromkeys(figure for candidate in candidates.values() for figure in candidate))
-        rows = (
-            (name, *(_middle(candidate.get(figure)) for figure in figures)) for name, candidate in candidates.items()
-        )
-        parts += [
-            f"### {measure[0].upper()}{measure[1:]}",
-            table(("", *(FIGURES.get(figure, figure) for figure in figures)), rows),
-        ]
-    return "\n\n".join(parts)
-
-
-FIGURES = {
-    "rate": "messages a second",
-    "cpu_per_10k": "processor seconds for 10,000",
-    "rss_mb": "memory at its highest, MB",
-    "grown_mb": "memory grown by, MB",
-    "ms": "ms",
-    "cpu_ms": "processor ms",
-}
-
-
-def _verdict(verdict: Any) -> tuple[str, ...]:
-    target = verdict["target"]
-    least, most = target["at_least"], target["at_most"]
-    wanted = f"≥ {least:g}" if least is not None else f"≤ {most:g}" if most is not None else "–"
-    kept = {True: "yes", False: "**no**", None: "–"}[verdict["met"]]
-    return target["name"], wanted, number(verdict["median"]), _span(verdict), kept
-
-
-def _span(found: Any) -> str:
-    return f"{number(found['lowest'])} – {number(found['highest'])}"
-
-
-def _middle(found: Any) -> str:
-    return "–" if found is None else number(found["median"])
-
-
-def number(value: float | None) -> str:
-    if value is None:
-        return "–"
-    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
-
-
-# Markdown
-
-
-def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
-
-
 MADE: dict[str, Callable[[], str]] = {
     "outcomes": outcomes,
     "errors": error_tree,
@@ -401,7 +329,8 @@ MADE: dict[str, Callable[[], str]] = {
     "diagnostics": diagnostics,
     "metrics": metrics,
     "names": names,
-    "benchmarks": benchmarks,
+    "benchmarks": page.benchmarks,
+    "costs": page.costs,
     "guarantees": guarantees,
     "conformance-runs": conformance_runs,
 }

@@ -7,28 +7,29 @@ import asyncio
 import acemq
 from acemq import Message
 from benches.order import Order, new_order, orders
-from benches.running import Figures, Meter, Task, pump, rss_mb, serve
+from benches.running import Figures, Task, meter_of, pump, rss_mb, serve
 
 
 async def publish(task: Task) -> Figures:
-    order = new_order()
+    order = new_order(task.size)
     async with acemq.connect(task.url) as mq:
+        if task.batch > 1:
+            return await pump(lambda: mq.send_many(task.queue, orders(task.batch, task.size)), task)
         return await pump(lambda: mq.send(task.queue, order.stamped()), task)
 
 
 async def fill(task: Task) -> Figures:
     async with acemq.connect(task.url) as mq:
-        receipts = await mq.send_many(task.queue, orders(task.count))
+        receipts = await mq.send_many(task.queue, orders(task.count, task.size))
     return {"messages": len(receipts)}
 
 
 async def consume(task: Task) -> Figures:
-    meter = Meter(task.count, task.limit)
+    meter = meter_of(task)
 
     async def handle(message: Message[Order]) -> None:
         assert message.id
-        assert message.payload.t
-        meter.hit()
+        meter.hit(message.payload.t)
 
     async with acemq.connect(task.url) as mq:
         async with mq.consume(task.queue, Order, handle, prefetch=task.prefetch) as consumer:
@@ -49,8 +50,8 @@ async def growth(task: Task) -> Figures:
 
         async def pass_on(count: int) -> None:
             some = Task(job="", count=count, window=task.window, limit=task.limit)
-            await pump(lambda: mq.send(task.queue, order.stamped()), some)
-            for _ in range(count):
+            sent = await pump(lambda: mq.send(task.queue, order.stamped()), some)
+            for _ in range(int(sent["messages"])):
                 await handled.acquire()
 
         async with mq.consume(task.queue, Order, handle, prefetch=task.prefetch):
@@ -61,4 +62,4 @@ async def growth(task: Task) -> Figures:
 
 
 if __name__ == "__main__":
-    serve({job.__name__: job for job in (publish, fill, consume, growth)})
+    serve({"publish": publish, "fill": fill, "consume": consume, "receive": consume, "growth": growth})

@@ -9,11 +9,11 @@ import msgspec
 from aio_pika.abc import AbstractIncomingMessage
 
 from benches.order import Order, new_order
-from benches.running import Figures, Meter, Task, pump, serve
+from benches.running import Figures, Task, meter_of, pump, serve
 
 
 async def publish(task: Task) -> Figures:
-    order, encoder = new_order(), msgspec.json.Encoder()
+    order, encoder = new_order(task.size), msgspec.json.Encoder()
     async with await aio_pika.connect_robust(task.url) as connection:
         exchange = (await connection.channel()).default_exchange
 
@@ -29,12 +29,11 @@ async def publish(task: Task) -> Figures:
 
 
 async def consume(task: Task) -> Figures:
-    meter, decoder = Meter(task.count, task.limit), msgspec.json.Decoder(Order)
+    meter, decoder = meter_of(task), msgspec.json.Decoder(Order)
 
     async def handle(message: AbstractIncomingMessage) -> None:
-        assert decoder.decode(message.body).t
+        meter.hit(decoder.decode(message.body).t)
         await message.ack()
-        meter.hit()
 
     async with await aio_pika.connect_robust(task.url) as connection:
         channel = await connection.channel()
@@ -46,4 +45,4 @@ async def consume(task: Task) -> Figures:
 
 
 if __name__ == "__main__":
-    serve({job.__name__: job for job in (publish, consume)})
+    serve({"publish": publish, "consume": consume, "receive": consume})

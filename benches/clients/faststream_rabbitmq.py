@@ -9,15 +9,16 @@ import msgspec
 from faststream.rabbit import Channel, QueueType, RabbitBroker, RabbitQueue
 
 from benches.order import new_order
-from benches.running import Figures, Meter, Task, pump, serve
+from benches.running import Figures, Task, meter_of, pump, serve
 
 
-def _queue(task: Task) -> RabbitQueue:
-    return RabbitQueue(task.queue, durable=True, queue_type=QueueType.CLASSIC)
+def _queue(task: Task) -> Any:
+    kind: Any = QueueType(task.queue_type)  # its overloads take only literals
+    return RabbitQueue(task.queue, durable=True, queue_type=kind)
 
 
 async def publish(task: Task) -> Figures:
-    order = new_order()
+    order = new_order(task.size)
     document = msgspec.to_builtins(order)
     broker = RabbitBroker(task.url, logger=None)
     publisher = broker.publisher(_queue(task), persist=True)
@@ -34,12 +35,11 @@ async def publish(task: Task) -> Figures:
 
 
 async def consume(task: Task) -> Figures:
-    meter = Meter(task.count, task.limit)
+    meter = meter_of(task)
     broker = RabbitBroker(task.url, logger=None)
 
     async def handle(document: dict[str, Any]) -> None:
-        assert document["t"]
-        meter.hit()
+        meter.hit(document["t"])
 
     broker.subscriber(_queue(task), channel=Channel(prefetch_count=task.prefetch))(handle)
     await broker.start()
@@ -52,4 +52,4 @@ async def consume(task: Task) -> Figures:
 
 if __name__ == "__main__":
     logging.disable(logging.CRITICAL)
-    serve({job.__name__: job for job in (publish, consume)})
+    serve({"publish": publish, "consume": consume, "receive": consume})

@@ -5,17 +5,20 @@ from __future__ import annotations
 import json
 import socket
 from collections.abc import Callable
+from functools import partial
+from itertools import pairwise
 from pathlib import Path
+from typing import cast
 
 import msgspec
 import pytest
 
 from benches import __main__ as benches
-from benches import imports, memory, page, rabbitmq
-from benches.order import SIZE, new_order, orders
+from benches import c_client, costs, imports, memory, million, page, peers, rabbitmq
+from benches.order import SIZE, new_order, now, orders
 from benches.results import Results, conclude, read, summary, write
 from benches.rounds import Measure, Run, run_rounds
-from benches.running import ROOT, Figures, RunFailed, Task, run_client
+from benches.running import ROOT, Arrivals, Figures, RunFailed, Task, run_client, run_pair
 from benches.targets import Target, judge
 
 OF_PEER = Target(name="speed, of the peer", measure="speed", ours="we", peer="they", at_least=0.9)
@@ -89,16 +92,53 @@ def test_a_client_that_fails_or_never_ends_gives_no_figures() -> None:
         run_client(["sleep", "5"], 0.1)
 
 
-def test_an_order_is_256_bytes_and_no_two_are_alike() -> None:
+def test_of_a_pair_the_sender_starts_when_the_receiver_receives_and_the_figures_are_the_receivers(
+    tmp_path: Path,
+) -> None:
+    sent = tmp_path / "sent"
+    receiver = ["sh", "-c", f"until test -e {sent}; do :; done; echo '{{\"rate\": 7}}'"]
+    sender = ["sh", "-c", f"echo > {sent}; echo '{{\"rate\": 9}}'"]
+
+    assert run_pair(receiver, sender, lambda: None, 5) == {"rate": 7}
+
+
+def test_of_a_pair_nothing_is_left_when_one_fails() -> None:
+    def never() -> None:
+        raise RunFailed("nobody receives")
+
+    with pytest.raises(RunFailed, match="nobody receives"):
+        run_pair(["sleep", "50"], ["true"], never, 5)
+    with pytest.raises(RunFailed, match="ended with 1: no broker"):
+        run_pair(["sleep", "50"], ["sh", "-c", "echo no broker >&2; exit 1"], lambda: None, 5)
+
+
+async def test_arrivals_are_timed_from_the_sending() -> None:
+    meter = Arrivals(count=100, limit=60)
+    began = now() - 2_000_000
+    for number in range(100):
+        meter.hit(began + 10_000 * number)
+
+    assert meter.over.is_set()
+    figures = meter.figures()
+    assert 45 < figures["rate"] < 51  # a hundred in the two seconds since the first was sent
+    assert figures["p50_ms"] == pytest.approx(1_500, abs=100)
+    assert figures["p99_ms"] == pytest.approx(2_000, abs=100)
+
+
+def test_an_order_has_its_size_and_no_two_are_alike() -> None:
     written = [msgspec.json.encode(order) for order in orders(100)]
 
     assert {len(each) for each in written} == {SIZE} == {len(msgspec.json.encode(new_order()))}
     assert len(set(written)) > 1
+    assert len(msgspec.json.encode(new_order(4096))) == 4096
 
 
 def test_every_target_speaks_of_what_is_measured() -> None:
     for targets, measures in (
-        (rabbitmq.TARGETS, rabbitmq.measures("amqp://localhost")),
+        (rabbitmq.TARGETS, rabbitmq.measures("amqp://localhost", c=Path("client"))),
+        (costs.TARGETS, costs.measures("amqp://localhost")),
+        (peers.TARGETS, peers.measures("amqp://localhost")),
+        (million.TARGETS, million.measures("amqp://localhost")),
         (memory.TARGETS, memory.measures()),
         (imports.TARGETS, imports.measures()),
     ):
@@ -107,10 +147,91 @@ def test_every_target_speaks_of_what_is_measured() -> None:
             assert {target.ours, target.peer or target.ours} <= candidates[target.measure], target.name
 
 
-def test_one_more_candidate_is_one_line() -> None:
-    c = rabbitmq.Candidate(command=lambda task: ["rabbit", task.job, task.queue, str(task.count), str(task.window)])
+def test_what_a_measure_asks_of_a_candidate_is_changed_by_what_the_candidate_is() -> None:
+    task = Task(job="publish", queue="q", count=400, window=256)
+    every = rabbitmq.candidates(Path("client"))
 
-    assert c.command(Task(job="publish", queue="q", count=3)) == ["rabbit", "publish", "q", "3", "1"]
+    assert every[rabbitmq.OURS].task(task) == task
+    assert every[rabbitmq.UVLOOP].task(task).loop == "uvloop"
+    assert (every[rabbitmq.MANY].task(task).window, every[rabbitmq.MANY].task(task).batch) == (1, 200)
+
+
+def test_each_step_of_the_costs_has_all_promises_of_those_before_it() -> None:
+    for measure in costs.measures("amqp://localhost"):
+        tasks = [cast("partial[Figures]", run).args[0] for run in measure.candidates.values()]
+        for before, task in pairwise(tasks):
+            assert {*before.promises} < {*task.promises}
+        assert {task.queue_type for task in tasks if "quorum" in task.promises} == {"quorum"}
+        assert tasks[-1].queue_type == "quorum"
+
+
+# The client in C
+
+
+def test_the_client_in_c_is_told_everything_in_its_order() -> None:
+    task = Task(job="publish", url="amqp://guest:guest@host:5673", queue="q", count=3, window=2, limit=8)
+
+    assert c_client.command(Path("c"), task) == [
+        *("c", "publish", "host", "5673", "q"),
+        *("3", "256", "2", "200", "1", "0", "8"),
+    ]
+
+
+def test_without_a_compiler_or_the_headers_there_is_no_client_in_c(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(c_client.CannotBeBuilt, match="no C compiler"):
+        c_client.build(tmp_path)
+
+    compiler = tmp_path / "cc"
+    compiler.write_text("#!/bin/sh\necho 'fatal error: amqp.h: No such file' >&2; exit 1\n")
+    compiler.chmod(0o755)
+    with pytest.raises(c_client.CannotBeBuilt, match="librabbitmq-dev"):
+        c_client.build(tmp_path)
+
+
+def test_what_is_left_out_is_said_and_nothing_is_judged_beside_it() -> None:
+    of_c = msgspec.structs.replace(OF_PEER, name="speed, of C", peer="C")
+    done = runs((95, 100))
+    results = conclude(
+        "rabbitmq", [OF_PEER, of_c], done, rounds=5, quick=False, left_out={"C": "there is no C compiler"}
+    )
+
+    assert [verdict.target for verdict in results.verdicts] == [OF_PEER]
+    assert "C is left out: there is no C compiler" in summary(results)
+
+
+# The pages
+
+
+def test_the_page_says_when_there_are_no_results(tmp_path: Path) -> None:
+    assert "no results" in page.benchmarks(tmp_path)
+    assert "no results" in page.costs(tmp_path)
+
+
+def test_the_page_shows_a_target_that_is_missed_and_who_is_left_out(tmp_path: Path) -> None:
+    target = msgspec.structs.replace(OF_PEER, name="speed, of they")
+    missing = {"C": "there is no C compiler"}
+    write(conclude("rabbitmq", [target], runs((80, 100)), rounds=5, quick=False, left_out=missing), tmp_path)
+    shown = page.benchmarks(tmp_path)
+
+    assert "| speed | they | ≥ 0.9 | 0.8 | 0.8 – 0.8 | **no** |" in shown
+    assert "| we | 80 |" in shown
+    assert "**C** is left out: there is no C compiler." in shown
+
+
+def test_the_page_of_costs_shows_what_each_step_leaves(tmp_path: Path) -> None:
+    before, after = list(costs.STEPS[costs.CONSUME])[:2]
+    done = [
+        Run(costs.CONSUME, step, 0, {"rate": rate, "cpu_per_10k": 0.25}) for step, rate in ((before, 200), (after, 150))
+    ]
+    write(conclude("costs", costs.TARGETS, done, rounds=5, quick=False), tmp_path)
+
+    assert f"| {before} | 200 | – | 0.25 |\n| + {after} | 150 | 0.75 | 0.25 |" in page.costs(tmp_path)
+
+
+# From the processes to the file
 
 
 def test_memory_runs_from_the_processes_to_the_file_which_tells_nothing_of_this_machine(tmp_path: Path) -> None:
@@ -136,11 +257,11 @@ def test_memory_runs_from_the_processes_to_the_file_which_tells_nothing_of_this_
     assert str(ROOT) not in text
     assert socket.gethostname() not in text
     assert "memory transport, of a bare asyncio.Queue" in summary(results)
-    assert "| memory transport, of a bare asyncio.Queue | ≥ 0.03 |" in page.render([results])
+    assert "| memory transport, of a bare asyncio.Queue | asyncio.Queue | ≥ 0.03 |" in page.benchmarks(tmp_path)
 
 
 def test_check_ends_with_1_when_a_target_is_missed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def missed(rounds: int, quick: bool) -> Results:
+    def missed(rounds: int, quick: bool, only: str) -> Results:
         return conclude("memory", [OF_PEER], runs((1, 2)), rounds=rounds, quick=quick)
 
     monkeypatch.setitem(benches.RUN, "memory", missed)
@@ -151,7 +272,25 @@ def test_check_ends_with_1_when_a_target_is_missed(tmp_path: Path, monkeypatch: 
     assert read(tmp_path / "memory.json").quick
 
 
+def test_a_look_at_some_measures_judges_them_alone_and_is_not_published(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(benches, "HERE", tmp_path)
+    monkeypatch.setattr(memory, "measures", lambda quick: (_measure("a"), _measure("b")))
+    targets = [Target(name=each, measure=each, ours="we", at_least=1) for each in "ab"]
+    monkeypatch.setitem(benches.RUN, "memory", benches._in_process("memory", memory.measures, targets))
+
+    assert benches.main(["memory", "--only", "b"]) == 0
+    (path,) = tmp_path.rglob("*.json")
+    assert path.parent.name == "scratch"
+    assert [verdict.target.name for verdict in read(path).verdicts] == ["b"]
+
+
+def _measure(name: str) -> Measure:
+    return Measure(name=name, candidates={"we": lambda: {"rate": 2.0}})
+
+
 def test_an_unknown_suite_is_refused_before_anything_runs(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         benches.main(["redis"])
-    assert "unknown suite 'redis'; known: import, memory, rabbitmq" in capsys.readouterr().err
+    assert "unknown suite 'redis'; known: import, memory, rabbitmq, costs, million, peers" in capsys.readouterr().err

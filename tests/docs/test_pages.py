@@ -5,7 +5,6 @@ from __future__ import annotations
 import html
 import importlib.util
 import inspect
-import json
 import os
 import re
 import subprocess
@@ -153,29 +152,6 @@ def test_every_diagnostic_is_explained_with_its_level() -> None:
     assert {telemetry.DEAD_LETTERED, telemetry.REPLAY_STOPPED} <= set(hooks.diagnostic_names())
     for name in hooks.diagnostic_names():
         assert f"| `{name}` |" in shown
-
-
-def test_the_page_of_benchmarks_says_when_there_are_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hooks, "RESULTS", tmp_path / "results")
-    assert "no results" in hooks.benchmarks()
-
-
-def test_the_page_of_benchmarks_shows_a_target_that_is_missed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hooks, "RESULTS", tmp_path)
-    target = {"name": "of the raw client", "at_least": 0.8, "at_most": None}
-    spread = {"median": 0.612, "lowest": 0.6, "highest": 0.7}
-    suite = {
-        "suite": "rabbitmq",
-        "date": "2027-01-01",
-        "rounds": 5,
-        "machine": {"cpus": 2, "system": "Linux", "python": "CPython", "packages": {"acemq": "0.1.0"}, "broker": None},
-        "verdicts": [{"target": target, **spread, "met": False}],
-        "measures": {"publish": {"acemq": {"rate": {"median": 12_345.6, "lowest": 1, "highest": 2}}}},
-    }
-    (tmp_path / "rabbitmq.json").write_text(json.dumps(suite))
-    shown = hooks.benchmarks()
-    assert "| of the raw client | ≥ 0.8 | 0.612 | 0.6 – 0.7 | **no** |" in shown
-    assert "| acemq | 12,346 |" in shown
 
 
 # Only what is run, and only commands that exist

@@ -12,6 +12,9 @@ from hypothesis import strategies as st
 from acemq import headers as h
 from acemq.envelope import ERROR_LIMIT, Envelope, from_millis, to_millis
 from acemq.errors import ConfigurationError
+from acemq.headers import HeaderValue
+from acemq.message import Message
+from acemq.transport import Delivery
 
 NOW = datetime(2027, 1, 1, 12, 0, tzinfo=UTC)
 
@@ -86,6 +89,18 @@ def test_no_headers_at_all_are_a_first_attempt_named_after_the_routing_key() -> 
     assert (envelope.id, envelope.type, envelope.attempt) == ("m-1", "orders.placed", 1)
     assert envelope.correlation_id == "m-1"
     assert envelope.age(NOW + timedelta(days=1)) is None
+
+
+@pytest.mark.parametrize("message_id", ["property", "", None])
+@pytest.mark.parametrize("header", ["header", b"bytes", "", 7, None])
+def test_the_id_that_a_message_tells_is_the_one_of_its_envelope(header: HeaderValue, message_id: str | None) -> None:
+    headers = {} if header is None else {h.ID: header}
+    delivery = Delivery(
+        queue="q", body=b"", headers=headers, message_id=message_id, content_type=None, exchange="", routing_key="q"
+    )
+    message = Message(None, delivery)
+    before = message.id
+    assert before == message.envelope.id == message.id != ""
 
 
 def test_a_new_envelope_is_its_own_correlation() -> None:

@@ -203,11 +203,13 @@ class Lane(StreamReaderProtocol):
         """Where whole frames are appended, to be followed at once by `gathered`."""
         return self._out
 
-    def gathered(self, size: int) -> None:
-        self._flush_soon()
+    def gathered(self, size: int, *, at_once: bool = False) -> None:
+        """`at_once`: nobody else is expected to write in this turn, so do not wait for its end."""
         self._gathered += size
-        if self._gathered > _ROOM:
+        if at_once or self._gathered > _ROOM:
             self.flush()
+        else:
+            self._flush_soon()
 
     def before_flush(self, call: Callable[[], None]) -> None:
         """Call once, at the end of this turn, to add what was put together in it."""

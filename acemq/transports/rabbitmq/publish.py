@@ -93,6 +93,8 @@ class _PublishChannel:
     def write(self, call: Call, at: int) -> int:
         """Write the messages of a call from `at` on, until the socket is full; the place of the next one."""
         batch, results, out, add = call.batch, call.results, self.lane.out, self.confirms.add
+        # Who publishes one by one has nobody to share a write with, and would wait a turn of the loop for it.
+        is_alone = len(batch) == 1 and not self.confirms.open
         while at < len(batch):
             message = batch[at]
             if results[at] is None:
@@ -102,7 +104,7 @@ class _PublishChannel:
                     call.settle(at, PublishResult(Published.REFUSED, refusal))
                 else:
                     add(call, at)
-                    self.lane.gathered(size)
+                    self.lane.gathered(size, at_once=is_alone)
             at += 1
             if self.lane.is_congested:
                 break

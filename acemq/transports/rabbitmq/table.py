@@ -35,6 +35,7 @@ _DOUBLE = Struct(">cd")
 _MOMENT = Struct(">cQ")
 _DECIMAL = Struct(">cBi")
 _length_at: Callable[[bytes, int], tuple[int]] = _LENGTH.unpack_from
+_integer_at: Callable[[bytes, int], tuple[int]] = Struct(">q").unpack_from
 
 
 class _FarMoment(int):
@@ -216,6 +217,9 @@ def decode(raw: bytes) -> dict[str, HeaderValue]:
                 if at > end:
                     break
                 out[name] = _text(raw[behind + 5 : at])
+            elif kind == 108:  # l, all numbers of an envelope
+                out[name] = _integer_at(raw, behind + 1)[0]
+                at = behind + 9
             else:
                 out[name], at = _READERS[kind](raw, behind + 1)
     except (IndexError, KeyError, StructError, RecursionError):

@@ -191,6 +191,18 @@ async def test_what_is_written_in_one_turn_leaves_as_one_write_in_order() -> Non
     assert rig.socket.written == [b"onetwolast"]
 
 
+async def test_what_is_written_at_once_takes_along_what_was_gathered_before_it() -> None:
+    rig = Rig()
+    rig.lane.write(b"first ")
+    rig.lane.out.append(b"second")
+    rig.lane.gathered(6, at_once=True)
+    assert rig.socket.written == [b"first second"]
+    rig.lane.write(b"third")
+    assert rig.socket.written == [b"first second"]
+    await asyncio.sleep(0)
+    assert rig.socket.written == [b"first second", b"third"]
+
+
 async def test_gathering_is_bounded() -> None:
     rig = Rig()
     for _ in range(5):
