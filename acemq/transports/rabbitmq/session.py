@@ -42,9 +42,15 @@ class Connection(aiormq.Connection):
     """aiormq's, shown without a user."""
 
     endpoint = ""
+    lane: Lane
 
     def __str__(self) -> str:
         return self.endpoint
+
+    def set_close_reason(self, *reason: Any, **more: Any) -> None:
+        """Called by aiormq when its reader has failed, be it for the end of the socket, which the lane knew before."""
+        super().set_close_reason(*reason, **more)
+        self.lane.abort("the broker sent a frame that aiormq cannot read")
 
 
 class _Given(aiormq.TransportFactory):
@@ -69,6 +75,7 @@ class Session:
         self._heartbeat = heartbeat
         self._last_number = 0
         self._watchdog = self._watch_again()
+        lane.longest_frame = connection.connection_tune.frame_max or frames.LARGEST_BODY
 
     @property
     def is_alive(self) -> bool:
@@ -143,12 +150,12 @@ async def dial(address: Address, host: Host, name: str, login: Login, on_blocked
     """
     session: Session | None = None
 
-    def control(method: int, data: bytes, at: int) -> None:
+    def control(method: int, arguments: bytes) -> None:
         if method == frames.CONNECTION_CLOSE:
-            code, text = frames.reason(data, at)
+            code, text = frames.reason(arguments)
             lane.finish(End(LostBy.CONNECTION, text, code))
         elif session is not None and method in (frames.CONNECTION_BLOCKED, frames.CONNECTION_UNBLOCKED):
-            session.blocked = frames.short_at(data, at) if method == frames.CONNECTION_BLOCKED else None
+            session.blocked = frames.short_at(arguments, 0) if method == frames.CONNECTION_BLOCKED else None
             on_blocked(session)
             lane.writable.ring()
 
@@ -179,9 +186,9 @@ async def _connect(connection: Connection, lane: Lane) -> None:
     try:
         await asyncio.wait({connecting})
         connecting.result()
-    except BaseException:
+    except BaseException as error:
         # Hung up before aiormq learns of it: it would wait for the end of a TLS connection, 30 s with a dead peer.
-        await lane.hang_up("the dial failed")
+        await lane.hang_up(_text(error))
         connecting.cancel()
         with suppress(asyncio.CancelledError, Exception):
             await connecting
@@ -198,6 +205,7 @@ def _connection(address: Address, host: Host, name: str, credentials: Credential
     )
     connection.vhost = address.vhost  # unescaped, as it is: aiormq would unescape the URL's in its own way
     connection.endpoint = address.endpoint(host)
+    connection.lane = lane
     return connection
 
 
@@ -217,7 +225,7 @@ def _why(endpoint: str, end: End | None, error: Exception) -> TransportError | S
         return refusal
     if isinstance(error, TimeoutError) and not str(error):
         return NotConnected(f"{endpoint}: no answer within {DIAL_LIMIT:g} s")
-    return NotConnected(f"{endpoint}: {_text(error)}")
+    return NotConnected(f"{endpoint}: {said}")
 
 
 _REFUSES_OURS = re.compile(r"ALERT_(\w*CERTIFICATE\w*|UNKNOWN_CA)")
