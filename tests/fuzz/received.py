@@ -71,11 +71,15 @@ class _Owner:
         consumer.lose()
 
 
+Fact = tuple[int, bytes, str, str]
+"""The tag of a delivery, its body, its routing key, its headers as they were read."""
+
+
 class Outcome(NamedTuple):
     """All that our side learned."""
 
-    delivered: list[tuple[int, bytes, str]]
-    pulled: list[tuple[int, bytes, str]]
+    delivered: list[Fact]
+    pulled: list[Fact]
     published: list[Published | None]
     ends: list[End | None]
     """Of the link, and of the channels for publishing, consuming and pulling."""
@@ -85,8 +89,8 @@ def tag_of(delivery: Delivery) -> int:
     return cast("Receipt", delivery.receipt).tag
 
 
-def _facts(deliveries: Sequence[Delivery]) -> list[tuple[int, bytes, str]]:
-    return [(tag_of(each), each.body, each.routing_key) for each in deliveries]
+def _facts(deliveries: Sequence[Delivery]) -> list[Fact]:
+    return [(tag_of(each), each.body, each.routing_key, repr(each.headers)) for each in deliveries]
 
 
 def _message(tag: int) -> Outgoing:
@@ -144,20 +148,20 @@ def _kept(lane: Lane) -> int:
 
 
 def _judge(outcome: Outcome, handled: set[int], written: bytes) -> None:
-    tags = [tag for tag, _, _ in outcome.delivered]
+    tags = [tag for tag, *_ in outcome.delivered]
     assert tags == sorted(set(tags)), "no delivery twice"
-    for settled in _settlements(written):
-        covered = [tag for tag in tags if tag <= settled.delivery_tag] if settled.multiple else [settled.delivery_tag]
+    for up_to, multiple in _acknowledged(written):
+        covered = [tag for tag in tags if tag <= up_to] if multiple else [up_to]
         assert handled.issuperset(covered), "no acknowledgement for what was not handled"
 
 
-def _settlements(written: bytes) -> Iterator[Any]:
+def _acknowledged(written: bytes) -> Iterator[tuple[int, bool]]:
     while written:
         size, channel, frame = pamqp.frame.unmarshal(written)
         written = written[size:]
         assert isinstance(frame, commands.Basic.Ack), "what we write is whole frames"
         assert channel == CONSUMES
-        yield frame
+        yield frame.delivery_tag % 2**64, frame.multiple  # pamqp reads tags as signed numbers
 
 
 def cut(data: bytes, places: Sequence[int]) -> list[bytes]:

@@ -81,8 +81,9 @@ def marshal(frame: Any, channel: int) -> bytes:
     return pamqp.frame.marshal(frame, channel)
 
 
-def content(channel: int, method: Any, body: bytes, split: int = 50) -> list[bytes]:
-    header = ContentHeader(body_size=len(body), properties=commands.Basic.Properties(message_id="m", delivery_mode=2))
+def content(channel: int, method: Any, body: bytes, split: int = 50, headers: Any = None) -> list[bytes]:
+    properties = commands.Basic.Properties(message_id="m", delivery_mode=2, headers=headers)
+    header = ContentHeader(body_size=len(body), properties=properties)
     bodies = [marshal(ContentBody(body[at : at + split]), channel) for at in range(0, len(body), split)]
     return [marshal(method, channel), marshal(header, channel), *bodies]
 
