@@ -29,6 +29,7 @@ _ROOM = 256 * 1024
 """Bytes gathered before they are written without waiting for the end of the turn."""
 _HIGH, _LOW = 1024 * 1024, 256 * 1024
 """Bytes in the socket's buffer at which publishers stop, and go on."""
+CLOSED_HERE = "the connection was closed on our side"
 _SHORTEST_FRAME = 8
 _KINDS = (METHOD, HEADER, BODY, BEAT)
 _BEFORE_TUNING = 128 * 1024
@@ -325,7 +326,7 @@ class Lane(StreamReaderProtocol):
         return False
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self.finish(End(LostBy.CONNECTION, str(exc) or type(exc).__name__ if exc else "the connection was closed"))
+        self.finish(End(LostBy.CONNECTION, str(exc) or type(exc).__name__ if exc else CLOSED_HERE))
         super().connection_lost(exc)
         if not self.closed.done():
             self.closed.set_result(None)

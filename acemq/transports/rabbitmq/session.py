@@ -23,7 +23,7 @@ from acemq.transport import AccessDenied, LostBy, NotConnected, TransportError
 
 from . import frames
 from .address import Address, Host
-from .lane import End, Lane, Taker
+from .lane import CLOSED_HERE, End, Lane, Taker
 from .login import Login
 
 T = TypeVar("T")
@@ -170,6 +170,7 @@ async def dial(address: Address, host: Host, name: str, login: Login, on_blocked
             login.check(transport, endpoint)
             connection = _connection(address, host, name, credentials, lane)
             await _connect(connection, lane)
+            _check_confirms(connection)
     except BaseException as error:
         end = lane.end
         await lane.hang_up("the dial failed")
@@ -195,6 +196,14 @@ async def _connect(connection: Connection, lane: Lane) -> None:
         raise
 
 
+def _check_confirms(connection: Connection) -> None:
+    offered = cast("dict[str, Any]", connection.server_properties).get("capabilities")
+    if not isinstance(offered, dict) or not cast("dict[str, Any]", offered).get("publisher_confirms"):
+        refusal = NotConnected("the server offers no publisher confirms, so nobody could say what it has accepted")
+        refusal.retryable = False
+        raise refusal
+
+
 def _connection(address: Address, host: Host, name: str, credentials: Credentials, lane: Lane) -> Connection:
     _silence_aiormq()
     who = f"{quote(credentials.user, safe='')}:{quote(credentials.password, safe='')}"
@@ -214,7 +223,7 @@ def _why(endpoint: str, end: End | None, error: Exception) -> TransportError | S
         return error
     if isinstance(error, ssl.SSLCertVerificationError):
         return _untrusted(endpoint, error)
-    said = end.text if end is not None else _text(error)
+    said = _text(error) if end is None or end.text == CLOSED_HERE else end.text
     if _REFUSES_OURS.search(said):
         return SecurityError(f"{endpoint} does not accept our certificate, cert_file: {said}", setting="cert_file")
     if end is not None and end.code is not None:
@@ -225,7 +234,9 @@ def _why(endpoint: str, end: End | None, error: Exception) -> TransportError | S
         return refusal
     if isinstance(error, TimeoutError) and not str(error):
         return NotConnected(f"{endpoint}: no answer within {DIAL_LIMIT:g} s")
-    return NotConnected(f"{endpoint}: {said}")
+    lost = NotConnected(f"{endpoint}: {said}")
+    lost.retryable = not isinstance(error, TransportError) or error.retryable
+    return lost
 
 
 _REFUSES_OURS = re.compile(r"ALERT_(\w*CERTIFICATE\w*|UNKNOWN_CA)")
