@@ -31,7 +31,8 @@ _HIGH, _LOW = 1024 * 1024, 256 * 1024
 """Bytes in the socket's buffer at which publishers stop, and go on."""
 CLOSED_HERE = "the connection was closed on our side"
 _SHORTEST_FRAME = 8
-_KINDS = (METHOD, HEADER, BODY, BEAT)
+_LEAST = {METHOD: 4, HEADER: 12, BODY: 0, BEAT: 0}
+"""Bytes in a frame, at the least, by its type."""
 _BEFORE_TUNING = 128 * 1024
 """Bytes of a frame that are believed of a server with which none were agreed yet."""
 
@@ -168,19 +169,14 @@ class Lane(StreamReaderProtocol):
         while length - at >= _SHORTEST_FRAME:
             kind, channel, size = frames.head_at(data, at)
             wanted = _SHORTEST_FRAME + size
-            if kind not in _KINDS:
-                raise self._malformed(data[at : at + 8], f"a frame of the unknown type {kind}")
-            if kind == METHOD and size < 4:
-                raise self._malformed(data[at : at + 8], "a method without its number")
-            if wanted > self.longest_frame:
-                raise self._malformed(
-                    data[at : at + 8], f"a frame of {wanted} bytes where {self.longest_frame} are the most"
-                )
+            least = _LEAST.get(kind)
+            if least is None or size < least or wanted > self.longest_frame:
+                raise self._no_frame(data[at : at + 8], kind, size)
             end = at + wanted
             if end > length:
                 break
             if data[end - 1] != END_BYTE:
-                raise self._malformed(data[at : at + 8], "a frame without its end")
+                raise Malformed("the broker sent a frame without its end")
             self._began = True
             claim = self._claims.get(channel)
             if claim is not None and self._take(claim, kind, data, at + 7, end - 1):
@@ -199,11 +195,14 @@ class Lane(StreamReaderProtocol):
             self._cut_off += data[at:]
         self._missing = at + wanted - length
 
-    def _malformed(self, head: bytes, what: str) -> Malformed:
+    def _no_frame(self, head: bytes, kind: int, size: int) -> Malformed:
         if not self._began:
             return Malformed(f"the server does not speak AMQP 0-9-1: it began with {head!r}")
-        # Without the bytes: they may be of anybody's message.
-        return Malformed(f"the broker sent {what}")
+        # Later without the bytes: they may be of anybody's message.
+        if kind not in _LEAST:
+            return Malformed(f"the broker sent a frame of the unknown type {kind}")
+        most = self.longest_frame - _SHORTEST_FRAME
+        return Malformed(f"the broker sent {size} bytes in a frame of type {kind}, which has {_LEAST[kind]} to {most}")
 
     def _take(self, claim: _Claim, kind: int, data: bytes, at: int, end: int) -> bool:
         if kind != claim.expects:
@@ -222,7 +221,7 @@ class Lane(StreamReaderProtocol):
             return claim.taking
         if kind == HEADER:
             claim.properties = data[at + 12 : end]
-            claim.left = frames.u64_at(data[at:end], 4)[0]
+            claim.left = frames.u64_at(data, at + 4)[0]
             if claim.left > frames.LARGEST_BODY:
                 raise Malformed(
                     f"the broker announced a body of {claim.left} bytes; RabbitMQ carries {frames.LARGEST_BODY}"

@@ -170,8 +170,8 @@ OTHER = marshal(Heartbeat(), 0)
     ("stream", "said"),
     [
         (marshal(commands.Basic.Ack(7, True), OURS)[:-1] + b"\0", "a frame without its end"),
-        (b"\x01\0\1\x7f\xff\xff\xff" + b"x", f"a frame of {2**31 + 7} bytes where {MOST} are the most"),
-        (b"\x01\0\1" + (MOST - 7).to_bytes(4, "big") + b"x", f"a frame of {MOST + 1} bytes"),
+        (b"\x01\0\1\x7f\xff\xff\xff" + b"x", f"{2**31 - 1} bytes in a frame of type 1, which has 4 to {MOST - 8}"),
+        (b"\x01\0\1" + (MOST - 7).to_bytes(4, "big") + b"x", f"{MOST - 7} bytes in a frame of type 1"),
         (b"\x04" + OTHER[1:], "a frame of the unknown type 4"),
         (b"HTTP/1.1", "a frame of the unknown type 72"),
         (body(b"a body"), "a frame of type 3 where one of type 1 is due"),
@@ -184,9 +184,9 @@ OTHER = marshal(Heartbeat(), 0)
         (marshal(deliver(), OURS) + header(3) + body(b"abc") + body(b"d"), "a frame of type 3 where one of type 1"),
         (marshal(deliver(), OURS) + header(2**29 + 1), f"announced a body of {2**29 + 1} bytes"),
         (marshal(deliver(), OURS) + header(2**63), f"announced a body of {2**63} bytes"),
-        (marshal(deliver(), OURS) + b"\x02\0\1\0\0\0\x03abc\xce", "ends too soon"),
-        (b"\x01\0\1\0\0\0\x03abc\xce", "a method without its number"),
-        (b"\x01\0\0\0\0\0\x03abc\xce", "a method without its number"),
+        (marshal(deliver(), OURS) + b"\x02\0\1\0\0\0\x03abc\xce", "3 bytes in a frame of type 2, which has 12"),
+        (b"\x01\0\1\0\0\0\x03abc\xce", "3 bytes in a frame of type 1, which has 4"),
+        (b"\x01\0\0\0\0\0\x03abc\xce", "3 bytes in a frame of type 1, which has 4"),
     ],
 )
 async def test_what_is_not_amqp_ends_the_link_in_clear_words(stream: bytes, said: str) -> None:
@@ -238,6 +238,22 @@ async def test_a_delivery_that_cannot_be_is_refused(sent: list[tuple[int, Any]],
     end = (await receive([stream])).ends[0]
     assert end is not None
     assert said in end.text
+
+
+@pytest.mark.parametrize("cut_off", [1, 3, 8, 12, 14])
+@pytest.mark.parametrize(
+    ("channel", "method"),
+    [(CONSUMES, deliver()), (PULLS, commands.Basic.GetOk(1, False, "", "q", 9)), (PUBLISHES, commands.Basic.Ack(1))],
+)
+async def test_arguments_that_end_too_soon_are_not_completed_from_what_stands_behind(
+    channel: int, method: Any, cut_off: int
+) -> None:
+    payload = marshal(method, channel)[7:-1]
+    payload = payload[: max(len(payload) - cut_off, 4)]
+    stream = b"\x01" + channel.to_bytes(2, "big") + len(payload).to_bytes(4, "big") + payload + frames.END
+    end = (await receive([stream + marshal(Heartbeat(), 0) * 5])).ends[0]
+    assert end is not None
+    assert end.text == "the broker sent a frame that ends too soon"
 
 
 async def test_confirms_of_what_was_never_published_change_nothing() -> None:
