@@ -16,6 +16,7 @@ from pamqp.heartbeat import Heartbeat
 
 from acemq.transport import LostBy, Published
 from acemq.transports.rabbitmq import frames
+from acemq.transports.rabbitmq.lane import End
 from tests.fuzz.received import CONSUMES, OUTSTANDING, PUBLISHES, PULLS, Outcome, receive, receive_cut
 from tests.unit.transports.rabbitmq.kit import FOREIGN, OURS, Played, Rig, content, marshal, play, recorded
 
@@ -254,6 +255,41 @@ async def test_arguments_that_end_too_soon_are_not_completed_from_what_stands_be
     end = (await receive([stream + marshal(Heartbeat(), 0) * 5])).ends[0]
     assert end is not None
     assert end.text == "the broker sent a frame that ends too soon"
+
+
+async def test_a_link_lost_in_the_middle_of_a_frame_leaves_nothing_half_delivered() -> None:
+    whole = b"".join(content(OURS, deliver(), b"x" * 120, split=50))
+    for at in range(1, len(whole)):
+        rig = Rig()
+        rig.lane.data_received(whole[:at])
+        rig.lane.eof_received()
+        assert rig.ours.ends == [End(LostBy.CONNECTION, "the server closed the connection")]
+        assert not any(isinstance(seen[0], bytes) for seen in rig.ours.seen)
+        assert rig.passed_on() == b""
+
+
+async def test_a_channel_closed_with_publishes_outstanding_gives_each_its_own_fate() -> None:
+    text = "ACCESS_REFUSED - write access to exchange 'amq.default' in vhost '/' refused for user 'guest'"
+    properties = commands.Basic.Properties(message_id="m6")
+    answered = (
+        marshal(commands.Basic.Ack(2, True), PUBLISHES)
+        + marshal(commands.Basic.Nack(4, False), PUBLISHES)
+        + marshal(commands.Basic.Return(312, "NO_ROUTE", "", "gone"), PUBLISHES)
+        + marshal(ContentHeader(body_size=0, properties=properties), PUBLISHES)
+        + marshal(commands.Basic.Ack(6, False), PUBLISHES)
+    )
+    routed, failed, refused, unroutable = (
+        Published.ROUTED,
+        Published.FAILED,
+        Published.REFUSED,
+        Published.UNROUTABLE,
+    )
+    for code, said, left in ((403, text, refused), (404, "NOT_FOUND - no exchange 'x'", failed)):
+        close = marshal(commands.Channel.Close(code, said, 60, 40), PUBLISHES)
+        behind = marshal(commands.Basic.Ack(8, True), PUBLISHES)
+        outcome = await receive_cut(answered + close + behind, [])
+        assert outcome.published == [routed, routed, left, failed, left, unroutable, left, left]
+        assert outcome.ends == [None, End(LostBy.CHANNEL, said, code), None, None]
 
 
 async def test_confirms_of_what_was_never_published_change_nothing() -> None:
