@@ -18,7 +18,6 @@ class Speaker:
         self.says: dict[str, bytes] = {}
         self.properties: dict[str, Any] = {"capabilities": {"publisher_confirms": True}}
         self.accepted = 0
-        self._frame_max = frame_max
         self._clients: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
         self._answers: dict[str, Any] = {
             "Connection.StartOk": commands.Connection.Tune(2047, frame_max, 60),
