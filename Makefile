@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 ARGS ?=
 
-.PHONY: demo test test-slow check bench bench-quick bench-peers docs clean
+.PHONY: demo test test-slow fuzz check bench bench-quick bench-peers docs clean
 
 demo: $(VENV)/demo.stamp
 	@$(BIN)/python -m examples.flights $(ARGS)
@@ -18,6 +18,9 @@ test: $(VENV)/dev.stamp
 
 test-slow: $(VENV)/dev.stamp
 	@$(BIN)/python -m pytest -m slow $(ARGS)
+
+fuzz: $(VENV)/fuzz.stamp
+	@$(BIN)/python -m tests.fuzz.run $(ARGS)
 
 # pyright would otherwise ask the registry at each run whether there is a newer one.
 check: export PYRIGHT_PYTHON_IGNORE_WARNINGS = 1
@@ -64,6 +67,10 @@ $(VENV)/bench.stamp: pyproject.toml | $(BIN)/python
 
 $(VENV)/peers.stamp: pyproject.toml | $(BIN)/python
 	$(PIP) --editable '.[bench-peers]'
+	@touch $@
+
+$(VENV)/fuzz.stamp: pyproject.toml | $(BIN)/python
+	$(PIP) --editable '.[fuzz]'
 	@touch $@
 
 $(BIN)/python:

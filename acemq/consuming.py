@@ -109,8 +109,10 @@ class Consumer:
         self._suspect_after = max(min(_SUSPECT_AFTER, (self._max_deliveries or MAX_DELIVERIES) - 1), 1)
         self._alone: Delivery | None = None
         """What is handled with nothing beside it."""
+        self._has_begun = False
+        """Whether a delivery was started since the subscription was last made."""
         self._foremost: Delivery | None = None
-        """The first delivery started since the subscription was last made."""
+        """The first of them, until it was looked at: its body is not to be kept."""
         self._released: deque[str] = deque(maxlen=_REMEMBERED)
         """Ids of the suspects that their handlers have given back."""
         self._rewrites = mover.transport.capabilities_of("queue", queue).requeue_rewrites
@@ -196,7 +198,7 @@ class Consumer:
             self._report(Diagnostic(CONSUMER_LOST, "warning", state.error, self.queue))
         self.last_error = state.error
         if state.generation != self._generation:
-            self._generation, self._foremost = state.generation, None
+            self._generation, self._has_begun, self._foremost = state.generation, False, None
         if self.state in (ConsumerState.RUNNING, ConsumerState.RECOVERING):
             self.state = state_in(state.phase)
 
@@ -261,8 +263,8 @@ class Consumer:
 
     def _pop(self) -> Delivery:
         delivery = self._ready.popleft()
-        if self._foremost is None:
-            self._foremost = delivery
+        if not self._has_begun:
+            self._has_begun, self._foremost = True, delivery
         return delivery
 
     def _wake(self, wanted: int) -> None:
@@ -332,13 +334,15 @@ class Consumer:
 
     def _unfit(self, delivery: Delivery) -> Decision | None:
         """Why a delivery is not handed to the handler at all."""
-        most = self._max_deliveries
+        most, is_foremost = self._max_deliveries, delivery is self._foremost
+        if is_foremost:
+            self._foremost = None
         if (
             most is not None
             and (delivery.deliveries or 0) > most
             and self._unanswered(delivery) > most
             # No other: what was only fetched beside the foremost when its process died is as often delivered.
-            and (delivery is self._foremost or delivery.message_id in self._released)
+            and (is_foremost or delivery.message_id in self._released)
         ):
             return set_aside(Case.DELIVERY_LIMIT, f"{most} deliveries without an outcome")
         if h.EXPIRES_AT in delivery.headers:

@@ -184,8 +184,13 @@ class _Link:
         self._writers: list[asyncio.StreamWriter] = []
 
     async def adopt_client(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        streams = await asyncio.open_connection(sock=self._client)
-        self._client = None
+        assert self._client is not None
+        client, self._client = self._client, None  # only asyncio may close it from here on
+        try:
+            streams = await asyncio.open_connection(sock=client)
+        except BaseException:
+            _reset_when_closed(client)
+            raise
         self._writers.append(streams[1])
         return streams
 
@@ -201,13 +206,18 @@ class _Link:
 
     def reset(self) -> None:
         if self._client is not None:
+            _reset_when_closed(self._client)
             self._client.close()
             self._client = None
         for writer in self._writers:
-            # No lingering: the peer sees a reset, as after a crash, and not an orderly end.
-            with suppress(OSError):
-                writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            _reset_when_closed(writer.get_extra_info("socket"))
             writer.transport.abort()
+
+
+def _reset_when_closed(end: socket.socket) -> None:
+    """No lingering: the peer sees a reset, as after a crash, and not an orderly end."""
+    with suppress(OSError):
+        end.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
 
 
 def _bound(port: int) -> socket.socket:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Sequence
 from datetime import timedelta
 from urllib.parse import quote
 
@@ -16,6 +17,7 @@ from acemq.topology import Topology
 from acemq.transport import (
     AccessDenied,
     ApplyMode,
+    Delivery,
     NotConnected,
     Phase,
     Published,
@@ -315,6 +317,82 @@ async def test_traffic_that_only_the_tap_sees_keeps_the_link_alive(
         await sink.has(sent)
         await settle(one, sink.got[-1:])
     assert one.state.generation == 1
+
+
+class Flood:
+    """Publishes and accepts as fast as it goes, large bodies among small ones."""
+
+    def __init__(self, one: Transport, queue: str) -> None:
+        self.one, self.queue, self.accepted = one, queue, 0
+        self._tasks = [asyncio.create_task(self._publish()) for _ in range(4)]
+        self._settling: set[asyncio.Task[object]] = set()
+
+    async def _publish(self) -> None:
+        batch = [out(self.queue, bytes(size)) for size in [100] * 100 + [300_000]]
+        while True:
+            await send(self.one, *batch, within=seconds(20))
+
+    def accept(self, batch: Sequence[Delivery]) -> None:
+        self.accepted += len(batch)
+        settling = asyncio.create_task(settle(self.one, batch))
+        self._settling.add(settling)
+        settling.add_done_callback(self._settling.discard)
+
+    async def end(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.wait({*self._tasks, *self._settling})
+
+
+class Accepting(Recorder):
+    """Keeps no delivery."""
+
+    flood: Flood
+
+    def deliver(self, batch: Sequence[Delivery], /) -> None:
+        self.flood.accept(batch)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+async def test_a_lane_saturated_for_two_minutes_keeps_its_heartbeat_of_five_seconds(
+    dial: Dial, declare: Declare, rabbit_url: str
+) -> None:
+    queue, sink = await declare(), Accepting()
+    one = await dial(f"{rabbit_url}?heartbeat=5")
+    sink.flood = Flood(one, queue)
+    await one.subscribe(queue, sink, prefetch=1_000)
+    end = time.monotonic() + 120
+    silences = [0.0]
+    while time.monotonic() < end:
+        accepted = sink.flood.accepted
+        began = time.monotonic()
+        await until(lambda: sink.flood.accepted > accepted, "it flows", within=15)  # noqa: B023  # awaited at once
+        silences.append(time.monotonic() - began)
+        assert one.state.phase is Phase.CONNECTED
+    await sink.flood.end()
+    print(f"{sink.flood.accepted} accepted, {max(silences):.1f} s without one at most")
+    assert one.state.generation == 1
+    assert sink.phases == [] or set(sink.phases) == {SubscriptionPhase.ACTIVE}
+
+
+async def test_a_dead_peer_is_noticed_within_three_heartbeats_under_load(
+    dial: Dial, declare: Declare, proxy: Proxy, proxied: str
+) -> None:
+    queue, sink = await declare(), Accepting()
+    one = await dial(f"{proxied}?heartbeat=2")
+    sink.flood = Flood(one, queue)
+    await one.subscribe(queue, sink, prefetch=1_000)
+    await until(lambda: sink.flood.accepted > 1_000, "it flows")
+    proxy.swallow("to_client")
+    proxy.swallow("to_server")
+    began = time.monotonic()
+    await until(lambda: one.state.phase is Phase.RECONNECTING, "the silence is noticed", within=8)
+    assert time.monotonic() - began < 3 * 2
+    assert "two heartbeats" in (one.state.last_error or "")
+    proxy.cut()
+    proxy.release()
+    await sink.flood.end()
 
 
 @pytest.mark.slow

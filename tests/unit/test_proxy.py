@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
@@ -75,6 +76,23 @@ async def test_cut_resets_every_connection_and_takes_new_ones(proxy: Proxy) -> N
         writer.write(b"ping")
         assert await reader.readexactly(4) == b"ping"
     assert proxy.accepted == 3
+
+
+@pytest.mark.parametrize("turns", range(8))
+async def test_a_connection_may_be_cut_at_any_turn_of_its_beginning(proxy: Proxy, turns: int) -> None:
+    failed: list[object] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: failed.append(context))
+    with socket.create_connection(("127.0.0.1", proxy.port)) as client:  # accepted later than it is connected
+        client.settimeout(5)
+        while not proxy.open_connections:
+            await asyncio.sleep(0)
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        proxy.cut()
+        await until(lambda: proxy.open_connections == 0)
+        with pytest.raises(ConnectionResetError):
+            client.recv(1)
+    assert not failed
 
 
 async def test_refuse_turns_new_connections_away_and_leaves_the_open_ones_alone(proxy: Proxy) -> None:

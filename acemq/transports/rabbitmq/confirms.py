@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
+from itertools import chain
 from typing import cast
 
 from msgspec.structs import replace
@@ -77,7 +78,7 @@ class Confirms:
         self._first = 1
         """The tag of the head."""
         self._returned_below = 1
-        """Returns come in the order of the publishes: the next one is for this tag or a later one."""
+        """RabbitMQ returns in the order of the publishes: the next one is looked for from this tag on."""
         self._idle = Bell()
 
     def add(self, call: Call, index: int) -> None:
@@ -131,7 +132,7 @@ class Confirms:
         of those alike the first without a return is meant.
         """
         start = max(self._returned_below - self._first, 0)
-        for at in range(start, len(self._entries)):
+        for at in chain(range(start, len(self._entries)), range(start)):
             entry = self._entries[at]
             if entry is None:
                 continue
@@ -144,6 +145,8 @@ class Confirms:
             ):
                 if call.returned is None:
                     call.returned = {}
+                elif index in call.returned:
+                    continue
                 call.returned[index] = error
                 self._returned_below = self._first + at + 1
                 return

@@ -141,11 +141,11 @@ class Consumer(IncomingChannel):
             for delivery in waiting:
                 settle(Settlement(delivery, Verb.REQUEUE))
 
-    def method(self, method: int, data: bytes, at: int, end: int) -> bool:
+    def method(self, method: int, arguments: bytes) -> bool:
         if method == frames.BASIC_CANCEL:
             self.was_cancelled = True
             self._owner.lost_queue(self)
-        return super().method(method, data, at, end)
+        return super().method(method, arguments)
 
     def arrived(self, tag: int, delivery: Delivery) -> None:
         if self._owner.is_paused:

@@ -17,7 +17,7 @@ from acemq.transport import MessageTooLarge, Outgoing, TransportError, Unroutabl
 
 from . import table
 
-METHOD, HEADER, BODY = 1, 2, 3
+METHOD, HEADER, BODY, BEAT = 1, 2, 3, 8
 END = b"\xce"
 END_BYTE = 0xCE
 HEARTBEAT = b"\x08\x00\x00\x00\x00\x00\x00\xce"
@@ -38,12 +38,22 @@ BASIC_GET_EMPTY = 60 << 16 | 72
 BASIC_ACK = 60 << 16 | 80
 BASIC_NACK = 60 << 16 | 120
 
+WITH_CONTENT = frozenset((BASIC_RETURN, BASIC_DELIVER, BASIC_GET_OK))
+"""What a broker sends with a content header and a body behind it."""
+
 MAX_MESSAGE = 16 * 1024 * 1024
 """Body and properties. The broker's own limit cannot be asked for; this is that of RabbitMQ 4."""
+LARGEST_BODY = 512 * 1024 * 1024
+"""Of what is received: the most that RabbitMQ can be set to carry. What others could send must not stop us."""
 SHORT_LIMIT = 255
 """Bytes of a name, a routing key, a content type, a message id."""
 LONGEST_EXPIRY = timedelta(milliseconds=2**32 - 1)
 """RabbitMQ closes the channel of whoever asks for more."""
+
+
+class Malformed(Exception):
+    """What came is not AMQP. Nothing behind it can be trusted, so it costs the link."""
+
 
 # Typed here, where `unpack_from` can only say that it gives a tuple.
 head_at: Callable[[bytes, int], tuple[int, int, int]] = Struct(">BHI").unpack_from
@@ -274,8 +284,10 @@ def text(raw: bytes) -> str:
 
 @lru_cache(4096)
 def route(raw: bytes) -> tuple[str, str]:
-    """Exchange and routing key, from two short texts in a row."""
+    """Exchange and routing key, from two short texts in a row and nothing else."""
     middle = 1 + raw[0]
+    if middle + 1 + raw[middle] != len(raw):
+        raise IndexError
     return raw[1:middle].decode(errors="replace"), raw[middle + 1 : middle + 1 + raw[middle]].decode(errors="replace")
 
 
@@ -286,15 +298,15 @@ def expires_in(expiration: str | None) -> timedelta | None:
         return None
 
 
-def reason(data: bytes, at: int) -> tuple[int, str]:
-    """Code and text of Connection.Close and Channel.Close, from behind the method id."""
-    return u16_at(data, at)[0], short_at(data, at + 2)
+def reason(arguments: bytes) -> tuple[int, str]:
+    """Code and text of Connection.Close and Channel.Close."""
+    return u16_at(arguments, 0)[0], short_at(arguments, 2)
 
 
-def returned(data: bytes, at: int) -> tuple[Unroutable, tuple[str, str]]:
-    """The broker's words, and where the message was to go, from behind the method id of Basic.Return."""
-    code, words = reason(data, at)
-    exchange, routing_key = route(data[at + 3 + data[at + 2] :])
+def returned(arguments: bytes) -> tuple[Unroutable, tuple[str, str]]:
+    """The broker's words, and where the message was to go, from Basic.Return."""
+    code, words = reason(arguments)
+    exchange, routing_key = route(arguments[3 + arguments[2] :])
     where = f"queue {routing_key!r}" if not exchange else f"exchange {exchange!r} with key {routing_key!r}"
     return Unroutable(f"{code} {words}: nothing takes messages for {where}", code=code), (exchange, routing_key)
 

@@ -26,8 +26,7 @@ class IncomingChannel(ABC):
         self._counts = counts
         self._tag = 0
         self._redelivered = False
-        self._route = b""
-
+        self._route = ("", "")
         self.is_open = False
 
     async def open(self) -> None:
@@ -35,16 +34,17 @@ class IncomingChannel(ABC):
         self.ledger = Ledger(self.session.lane, self.channel.number)
         self.is_open = True
 
-    def method(self, method: int, data: bytes, at: int, end: int) -> bool:
+    def method(self, method: int, arguments: bytes) -> bool:
         if method == frames.BASIC_DELIVER:
-            at += 1 + data[at]  # the consumer tag: a channel has but one consumer
+            at = 1 + arguments[0]  # behind the consumer tag: a channel has but one consumer
+            self._route = frames.route(arguments[at + 9 :])
         elif method == frames.BASIC_GET_OK:
-            end -= 4  # how many are left, behind the route
+            at = 0
+            self._route = frames.route(arguments[9:-4])  # behind it stands how many are left
         else:
             return False
-        self._tag = frames.u64_at(data, at)[0]
-        self._redelivered = data[at + 8] == 1
-        self._route = data[at + 9 : end]
+        self._tag = frames.u64_at(arguments, at)[0]
+        self._redelivered = arguments[at + 8] == 1
         return True
 
     def content(self, properties: bytes, body: bytes) -> None:
@@ -54,7 +54,7 @@ class IncomingChannel(ABC):
         except (IndexError, StructError):
             told, fault = frames.NO_PROPERTIES, "its properties cannot be read"
         content_type, headers, priority, reply_to, expiration, message_id = told
-        exchange, routing_key = frames.route(self._route)
+        exchange, routing_key = self._route
         delivery = Delivery(
             queue=self.queue,
             body=body,

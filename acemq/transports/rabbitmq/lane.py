@@ -12,6 +12,7 @@ import asyncio
 import logging
 from asyncio import StreamReader, StreamReaderProtocol, StreamWriter, Transport
 from collections.abc import Callable
+from struct import error as StructError
 from typing import Protocol, cast
 
 import msgspec
@@ -20,7 +21,7 @@ from acemq.transport import LostBy
 
 from . import frames
 from .bell import Bell
-from .frames import BODY, END_BYTE, HEADER, HEARTBEAT, METHOD
+from .frames import BEAT, BODY, END_BYTE, HEADER, HEARTBEAT, METHOD, Malformed
 
 log = logging.getLogger("acemq.rabbitmq")
 
@@ -28,7 +29,12 @@ _ROOM = 256 * 1024
 """Bytes gathered before they are written without waiting for the end of the turn."""
 _HIGH, _LOW = 1024 * 1024, 256 * 1024
 """Bytes in the socket's buffer at which publishers stop, and go on."""
+CLOSED_HERE = "the connection was closed on our side"
 _SHORTEST_FRAME = 8
+_LEAST = {METHOD: 4, HEADER: 12, BODY: 0, BEAT: 0}
+"""Bytes in a frame, at the least, by its type."""
+_BEFORE_TUNING = 128 * 1024
+"""Bytes of a frame that are believed of a server with which none were agreed yet."""
 
 
 class End(msgspec.Struct, frozen=True):
@@ -45,10 +51,10 @@ class End(msgspec.Struct, frozen=True):
 class Taker(Protocol):
     """Whoever has claimed a channel. Called from the loop, frame by frame, in order."""
 
-    def method(self, method: int, data: bytes, at: int, end: int) -> bool:
-        """Take this method, whose arguments are `data[at:end]`, and the content that follows it.
+    def method(self, method: int, arguments: bytes) -> bool:
+        """Take this method and the content that follows it. What is not taken passes on to aiormq, with its content.
 
-        What is not taken passes on to aiormq, with its content.
+        `IndexError` and `struct.error`, here and in `content`: it is broken, and so is the link.
         """
         ...
 
@@ -64,20 +70,23 @@ class Taker(Protocol):
 class _Claim:
     """A claimed channel, and how much of a content has come so far."""
 
-    __slots__ = ("channel", "left", "parts", "properties", "taker", "taking")
+    __slots__ = ("body", "channel", "expects", "left", "properties", "taker", "taking")
 
     def __init__(self, channel: int, taker: Taker) -> None:
         self.channel, self.taker = channel, taker
         self.taking = False
+        self.expects = METHOD
+        """The only kind of frame that may come next."""
         self.left = 0
         self.properties = b""
-        self.parts: list[bytes] = []
+        self.body = bytearray()
 
 
 class Lane(StreamReaderProtocol):
     """One socket. Dead as soon as `end` is set; what is written after that is dropped."""
 
-    def __init__(self, heartbeat: int, on_control: Callable[[int, bytes, int], None]) -> None:
+    def __init__(self, heartbeat: int, on_control: Callable[[int, bytes], None]) -> None:
+        """`on_control` is shown the methods of channel 0, which pass on all the same."""
         loop = asyncio.get_running_loop()
         self.reader = StreamReader(limit=1024 * 1024, loop=loop)
         super().__init__(self.reader, loop=loop)
@@ -91,7 +100,14 @@ class Lane(StreamReaderProtocol):
         self._on_control = on_control
         self._claims: dict[int, _Claim] = {}
         self._after_chunk: list[Callable[[], None]] = []
-        self._rest = b""
+        self.longest_frame = _BEFORE_TUNING
+        """Bytes; what announces more is not waited for."""
+        self._began = False
+        self._broken = False
+        self._cut_off = bytearray()
+        """The beginning of a frame whose end has not come."""
+        self._missing = 0
+        """Bytes without which it is not worth looking again."""
         self._feed_every = heartbeat / 2
         self._fed_at = self.heard_at
         self._out: list[bytes] = []
@@ -124,65 +140,115 @@ class Lane(StreamReaderProtocol):
 
     def data_received(self, data: bytes) -> None:
         self.heard_at = now = self._loop.time()
-        if self._rest:
-            data = self._rest + data
-        length = len(data)
-        at = passed = 0  # everything before `passed` has been taken by us or handed to aiormq
-        while length - at >= _SHORTEST_FRAME:
-            kind, channel, size = frames.head_at(data, at)
-            end = at + _SHORTEST_FRAME + size
-            if kind > HEARTBEAT[0]:  # no frame: another protocol version answers with its name
-                at = length
-                break
-            if end > length:
-                break
-            claim = self._claims.get(channel)
-            if claim is not None and data[end - 1] == END_BYTE and self._take(claim, kind, data, at + 7, end - 1):
-                if passed < at:
-                    super().data_received(data[passed:at])
-                passed = end
-            elif channel == 0 and kind == METHOD:
-                self._on_control(frames.u32_at(data, at + 7)[0], data, at + 11)
-            at = end
-        if passed < at:
-            super().data_received(data[passed:at])
-            self._fed_at = now
-        elif now - self._fed_at > self._feed_every:
+        if self._broken:
+            return
+        self._missing -= len(data)
+        if self._missing > 0:
+            self._cut_off += data
+        else:
+            if self._cut_off:
+                data = b"".join((self._cut_off, data))
+                self._cut_off.clear()
+            try:
+                self._cut(data, now)
+            except (Malformed, IndexError, StructError) as error:
+                self._broken = True
+                self.abort(str(error) if isinstance(error, Malformed) else "the broker sent a frame that ends too soon")
+        if now - self._fed_at > self._feed_every and not self._broken:
             # aiormq judges the link by the frames that it sees; under load the broker sends none but those we take.
             super().data_received(HEARTBEAT)
             self._fed_at = now
-        self._rest = data[at:]
         while self._after_chunk:
             self._after_chunk.pop()()
 
+    def _cut(self, data: bytes, now: float) -> None:
+        """Into frames: each to whom it is meant for. The beginning of another is kept."""
+        length = len(data)
+        at = passed = 0  # everything before `passed` has been taken by us or handed to aiormq
+        wanted = _SHORTEST_FRAME
+        while length - at >= _SHORTEST_FRAME:
+            kind, channel, size = frames.head_at(data, at)
+            wanted = _SHORTEST_FRAME + size
+            least = _LEAST.get(kind)
+            if least is None or size < least or wanted > self.longest_frame:
+                raise self._no_frame(data[at : at + 8], kind, size)
+            end = at + wanted
+            if end > length:
+                break
+            if data[end - 1] != END_BYTE:
+                raise Malformed("the broker sent a frame without its end")
+            self._began = True
+            claim = self._claims.get(channel)
+            if claim is not None and self._take(claim, kind, data, at + 7, end - 1):
+                if passed < at:
+                    super().data_received(data[passed:at])
+                    self._fed_at = now
+                passed = end
+            elif channel == 0 and kind == METHOD:
+                self._on_control(frames.u32_at(data, at + 7)[0], data[at + 11 : end - 1])
+            at = end
+            wanted = _SHORTEST_FRAME
+        if passed < at:
+            super().data_received(data[passed:at])
+            self._fed_at = now
+        if at < length:
+            self._cut_off += data[at:]
+        self._missing = at + wanted - length
+
+    def _no_frame(self, head: bytes, kind: int, size: int) -> Malformed:
+        if not self._began:
+            return Malformed(f"the server does not speak AMQP 0-9-1: it began with {head!r}")
+        # Later without the bytes: they may be of anybody's message.
+        if kind not in _LEAST:
+            return Malformed(f"the broker sent a frame of the unknown type {kind}")
+        most = self.longest_frame - _SHORTEST_FRAME
+        return Malformed(f"the broker sent {size} bytes in a frame of type {kind}, which has {_LEAST[kind]} to {most}")
+
     def _take(self, claim: _Claim, kind: int, data: bytes, at: int, end: int) -> bool:
+        if kind != claim.expects:
+            raise Malformed(f"the broker sent a frame of type {kind} where one of type {claim.expects} is due")
         if kind == METHOD:
             method = frames.u32_at(data, at)[0]
-            claim.taking = claim.taker.method(method, data, at + 4, end)
-            if method == frames.CHANNEL_CLOSE:
-                code, text = frames.reason(data, at + 4)
+            arguments = data[at + 4 : end]
+            claim.taking = claim.taker.method(method, arguments)
+            if method in frames.WITH_CONTENT:
+                claim.expects = HEADER
+            elif method == frames.CHANNEL_CLOSE:
+                code, text = frames.reason(arguments)
                 self._end_channel(claim, End(LostBy.CHANNEL, text, code))
             elif method == frames.CHANNEL_CLOSE_OK:
                 self._end_channel(claim, End(LostBy.CHANNEL, "closed by us"))
-        elif not claim.taking:
-            return False
-        elif kind == HEADER:
+            return claim.taking
+        if kind == HEADER:
             claim.properties = data[at + 12 : end]
             claim.left = frames.u64_at(data, at + 4)[0]
-            if not claim.left:
+            if claim.left > frames.LARGEST_BODY:
+                raise Malformed(
+                    f"the broker announced a body of {claim.left} bytes; RabbitMQ carries {frames.LARGEST_BODY}"
+                )
+            claim.expects = BODY if claim.left else METHOD
+            if not claim.left and claim.taking:
                 claim.taker.content(claim.properties, b"")
-        elif kind == BODY:
-            body = data[at:end]
-            claim.left -= len(body)
-            if claim.left > 0:
-                claim.parts.append(body)
-            elif claim.parts:
-                claim.parts.append(body)
-                body, claim.parts = b"".join(claim.parts), []
-                claim.taker.content(claim.properties, body)
-            else:
-                claim.taker.content(claim.properties, body)
+            return claim.taking
+        claim.left -= end - at
+        if claim.left < 0:
+            raise Malformed("the broker sent more of a body than it had announced")
+        if not claim.left:
+            claim.expects = METHOD
+        if claim.taking:
+            self._take_body(claim, data[at:end])
         return claim.taking
+
+    def _take_body(self, claim: _Claim, part: bytes) -> None:
+        if claim.left:
+            claim.body += part
+        elif claim.body:
+            claim.body += part
+            body = bytes(claim.body)
+            claim.body.clear()
+            claim.taker.content(claim.properties, body)
+        else:
+            claim.taker.content(claim.properties, part)
 
     def _end_channel(self, claim: _Claim, end: End) -> None:
         # Before aiormq can answer: until then the broker throws away what comes on this channel, afterwards
@@ -261,7 +327,7 @@ class Lane(StreamReaderProtocol):
         return False
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self.finish(End(LostBy.CONNECTION, str(exc) or type(exc).__name__ if exc else "the connection was closed"))
+        self.finish(End(LostBy.CONNECTION, str(exc) or type(exc).__name__ if exc else CLOSED_HERE))
         super().connection_lost(exc)
         if not self.closed.done():
             self.closed.set_result(None)

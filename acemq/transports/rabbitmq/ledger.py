@@ -9,6 +9,7 @@ from acemq.errors import CapabilityError
 from acemq.transport import Delivery, Settled, Settlement, Verb
 
 from . import frames
+from .frames import Malformed
 from .lane import Lane
 
 log = logging.getLogger("acemq.rabbitmq")
@@ -40,9 +41,14 @@ class Ledger:
         """Called when settlements have been written: there may be room for more."""
         self._accepted: list[int] = []
         self._requeued: list[int] = []
+        self._newest = 0
 
     def hold(self, tag: int, delivery: Delivery) -> None:
+        if tag <= self._newest:
+            # A `multiple` for it would cover what is still held.
+            raise Malformed(f"the broker sent delivery {tag} behind delivery {self._newest}")
         self.held[tag] = delivery
+        self._newest = tag
 
     def settle(self, tag: int, verb: Verb) -> bool:
         """False when it is no longer held. What is settled leaves at the end of this turn of the loop."""

@@ -66,13 +66,13 @@ class _PublishChannel:
 
     # As the taker of its channel
 
-    def method(self, method: int, data: bytes, at: int, end: int) -> bool:
+    def method(self, method: int, arguments: bytes) -> bool:
         if method == frames.BASIC_ACK:
-            self.confirms.answered(frames.u64_at(data, at)[0], data[at + 8] & 1 == 1, positive=True)
+            self.confirms.answered(frames.u64_at(arguments, 0)[0], arguments[8] & 1 == 1, positive=True)
         elif method == frames.BASIC_NACK:
-            self.confirms.answered(frames.u64_at(data, at)[0], data[at + 8] & 1 == 1, positive=False)
+            self.confirms.answered(frames.u64_at(arguments, 0)[0], arguments[8] & 1 == 1, positive=False)
         elif method == frames.BASIC_RETURN:
-            self._returned = frames.returned(data, at)
+            self._returned = frames.returned(arguments)
         else:
             return False
         return True

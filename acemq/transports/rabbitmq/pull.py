@@ -10,6 +10,7 @@ from acemq.transport import AccessDenied, Delivery, NotConnected, QueueMissing, 
 
 from . import frames
 from .consumer import Topology
+from .frames import Malformed
 from .incoming import IncomingChannel
 from .lane import End
 from .link import Link
@@ -64,16 +65,16 @@ class _Pulled(IncomingChannel):
         for tag, _ in request.got:
             self.ledger.settle(tag, Verb.REQUEUE)
 
-    def method(self, method: int, data: bytes, at: int, end: int) -> bool:
+    def method(self, method: int, arguments: bytes) -> bool:
         if method == frames.BASIC_GET_EMPTY:
             self._answered()
             return True
         if method == frames.BASIC_GET_OK:
-            (self._left,) = frames.u32_at(data, end - 4)
-        return super().method(method, data, at, end)
+            (self._left,) = frames.u32_at(arguments, len(arguments) - 4)
+        return super().method(method, arguments)
 
     def arrived(self, tag: int, delivery: Delivery) -> None:
-        request = self._requests[0]
+        request = self._first_request
         if request.is_abandoned:
             self.ledger.settle(tag, Verb.REQUEUE)
         else:
@@ -81,8 +82,14 @@ class _Pulled(IncomingChannel):
             request.left = self._left
         self._answered()
 
+    @property
+    def _first_request(self) -> _Request:
+        if not self._requests:
+            raise Malformed("the broker answered a basic.get that nobody sent")
+        return self._requests[0]
+
     def _answered(self) -> None:
-        request = self._requests[0]
+        request = self._first_request
         request.unanswered -= 1
         if not request.unanswered:
             self._requests.popleft()

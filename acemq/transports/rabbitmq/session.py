@@ -23,7 +23,7 @@ from acemq.transport import AccessDenied, LostBy, NotConnected, TransportError
 
 from . import frames
 from .address import Address, Host
-from .lane import End, Lane, Taker
+from .lane import CLOSED_HERE, End, Lane, Taker
 from .login import Login
 
 T = TypeVar("T")
@@ -42,9 +42,15 @@ class Connection(aiormq.Connection):
     """aiormq's, shown without a user."""
 
     endpoint = ""
+    lane: Lane
 
     def __str__(self) -> str:
         return self.endpoint
+
+    def set_close_reason(self, *reason: Any, **more: Any) -> None:
+        """Called by aiormq when its reader has failed, be it for the end of the socket, which the lane knew before."""
+        super().set_close_reason(*reason, **more)
+        self.lane.abort("the broker sent a frame that aiormq cannot read")
 
 
 class _Given(aiormq.TransportFactory):
@@ -69,6 +75,7 @@ class Session:
         self._heartbeat = heartbeat
         self._last_number = 0
         self._watchdog = self._watch_again()
+        lane.longest_frame = connection.connection_tune.frame_max or frames.LARGEST_BODY
 
     @property
     def is_alive(self) -> bool:
@@ -143,12 +150,12 @@ async def dial(address: Address, host: Host, name: str, login: Login, on_blocked
     """
     session: Session | None = None
 
-    def control(method: int, data: bytes, at: int) -> None:
+    def control(method: int, arguments: bytes) -> None:
         if method == frames.CONNECTION_CLOSE:
-            code, text = frames.reason(data, at)
+            code, text = frames.reason(arguments)
             lane.finish(End(LostBy.CONNECTION, text, code))
         elif session is not None and method in (frames.CONNECTION_BLOCKED, frames.CONNECTION_UNBLOCKED):
-            session.blocked = frames.short_at(data, at) if method == frames.CONNECTION_BLOCKED else None
+            session.blocked = frames.short_at(arguments, 0) if method == frames.CONNECTION_BLOCKED else None
             on_blocked(session)
             lane.writable.ring()
 
@@ -163,6 +170,7 @@ async def dial(address: Address, host: Host, name: str, login: Login, on_blocked
             login.check(transport, endpoint)
             connection = _connection(address, host, name, credentials, lane)
             await _connect(connection, lane)
+            _check_confirms(connection)
     except BaseException as error:
         end = lane.end
         await lane.hang_up("the dial failed")
@@ -179,13 +187,21 @@ async def _connect(connection: Connection, lane: Lane) -> None:
     try:
         await asyncio.wait({connecting})
         connecting.result()
-    except BaseException:
+    except BaseException as error:
         # Hung up before aiormq learns of it: it would wait for the end of a TLS connection, 30 s with a dead peer.
-        await lane.hang_up("the dial failed")
+        await lane.hang_up(_text(error))
         connecting.cancel()
         with suppress(asyncio.CancelledError, Exception):
             await connecting
         raise
+
+
+def _check_confirms(connection: Connection) -> None:
+    offered = cast("dict[str, Any]", connection.server_properties).get("capabilities")
+    if not isinstance(offered, dict) or not cast("dict[str, Any]", offered).get("publisher_confirms"):
+        refusal = NotConnected("the server offers no publisher confirms, so nobody could say what it has accepted")
+        refusal.retryable = False
+        raise refusal
 
 
 def _connection(address: Address, host: Host, name: str, credentials: Credentials, lane: Lane) -> Connection:
@@ -198,6 +214,7 @@ def _connection(address: Address, host: Host, name: str, credentials: Credential
     )
     connection.vhost = address.vhost  # unescaped, as it is: aiormq would unescape the URL's in its own way
     connection.endpoint = address.endpoint(host)
+    connection.lane = lane
     return connection
 
 
@@ -206,7 +223,7 @@ def _why(endpoint: str, end: End | None, error: Exception) -> TransportError | S
         return error
     if isinstance(error, ssl.SSLCertVerificationError):
         return _untrusted(endpoint, error)
-    said = end.text if end is not None else _text(error)
+    said = _text(error) if end is None or end.text == CLOSED_HERE else end.text
     if _REFUSES_OURS.search(said):
         return SecurityError(f"{endpoint} does not accept our certificate, cert_file: {said}", setting="cert_file")
     if end is not None and end.code is not None:
@@ -217,7 +234,9 @@ def _why(endpoint: str, end: End | None, error: Exception) -> TransportError | S
         return refusal
     if isinstance(error, TimeoutError) and not str(error):
         return NotConnected(f"{endpoint}: no answer within {DIAL_LIMIT:g} s")
-    return NotConnected(f"{endpoint}: {_text(error)}")
+    lost = NotConnected(f"{endpoint}: {said}")
+    lost.retryable = not isinstance(error, TransportError) or error.retryable
+    return lost
 
 
 _REFUSES_OURS = re.compile(r"ALERT_(\w*CERTIFICATE\w*|UNKNOWN_CA)")

@@ -140,6 +140,20 @@ def test_the_virtual_host_is_a_public_attribute_that_opening_reads() -> None:
     assert commands.Connection.Open.name == "Connection.Open"
 
 
+def test_there_is_no_second_way_to_publish() -> None:
+    for file in FOLDER.parents[1].rglob("*.py"):
+        text = file.read_text()
+        assert "basic_publish" not in text, file
+        assert "Basic.Publish" not in text, file
+        assert ("append_to(" in text) == (file in (FOLDER / "frames.py", FOLDER / "publish.py")), file
+
+
+def test_a_reader_that_fails_says_so_through_a_public_method() -> None:
+    source = inspect.getsource(aiormq.connection)
+    assert source.count("self.set_close_reason(") == 1
+    assert "reader unexpected closed" in source
+
+
 def test_no_private_name_of_aiormq_or_pamqp_is_used() -> None:
     ours = {"_Consumer", "_Pulled", "_Running"}
     for file in FOLDER.glob("*.py"):

@@ -114,6 +114,15 @@ def test_of_publishes_that_are_alike_each_return_takes_the_next() -> None:
     assert [result.error for result in call.results if result is not None] == [first, second, None]
 
 
+def test_a_return_out_of_order_is_its_own_publishs_too() -> None:
+    confirms = Confirms()
+    call = published(confirms, message("a"), message("b"), message("c"))
+    confirms.was_returned(Unroutable("b"), ("", "k"), "b")
+    confirms.was_returned(Unroutable("a"), ("", "k"), "a")
+    confirms.answered(3, multiple=True, positive=True)
+    assert outcomes(call) == [UNROUTABLE, UNROUTABLE, ROUTED]
+
+
 def test_a_return_that_fits_no_publish_changes_nothing() -> None:
     confirms = Confirms()
     call = published(confirms, message("a"))

@@ -197,7 +197,7 @@ def test_an_expiry_that_cannot_be_read_is_none(text: str | None, found: timedelt
 
 def test_a_return_names_where_the_message_was_to_go() -> None:
     raw = pamqp.frame.marshal(commands.Basic.Return(312, "NO_ROUTE", "news", "order.placed"), 1)
-    error, route = frames.returned(raw, 11)
+    error, route = frames.returned(raw[11:-1])
     assert route == ("news", "order.placed")
     assert error.code == 312
     assert "NO_ROUTE" in str(error)

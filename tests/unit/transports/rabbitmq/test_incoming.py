@@ -28,7 +28,7 @@ class Incoming(IncomingChannel):
 
 def take(incoming: Incoming, method: Any, body: bytes, **properties: Any) -> Delivery:
     raw = pamqp.frame.marshal(method, 1)
-    assert incoming.method(int.from_bytes(raw[7:11], "big"), raw, 11, len(raw) - 1)
+    assert incoming.method(int.from_bytes(raw[7:11], "big"), raw[11:-1])
     header = ContentHeader(body_size=len(body), properties=commands.Basic.Properties(**properties))
     incoming.content(pamqp.frame.marshal(header, 1)[19:-1], body)
     return incoming.got[-1]
@@ -83,7 +83,7 @@ def test_a_queue_that_has_counted_once_is_known_to_count() -> None:
 def test_properties_that_cannot_be_read_are_a_fault_and_the_body_is_kept(properties: bytes) -> None:
     incoming = Incoming()
     raw = pamqp.frame.marshal(deliver(), 1)
-    incoming.method(int.from_bytes(raw[7:11], "big"), raw, 11, len(raw) - 1)
+    incoming.method(int.from_bytes(raw[7:11], "big"), raw[11:-1])
     incoming.content(properties, b"body")
     (delivery,) = incoming.got
     assert delivery.body == b"body"

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
+import asyncio
+from typing import Any, cast
 
 import pamqp.frame
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pamqp import commands
 
-from acemq.transports.rabbitmq.ledger import settlement_frames
+from acemq.transport import Delivery, Verb
+from acemq.transports.rabbitmq.frames import Malformed
+from acemq.transports.rabbitmq.ledger import Ledger, settlement_frames
+from tests.unit.transports.rabbitmq.kit import Rig
 
 
 def read(raw: list[bytes]) -> list[Any]:
@@ -80,3 +85,32 @@ def test_whatever_the_order_the_broker_ends_up_with_what_was_said(count: int, da
         assert broker.unacked == list(held)
     assert sorted(broker.requeued) == sorted(requeued & set(range(1, count + 1)))
     assert sorted(broker.accepted + broker.requeued) == list(range(1, count + 1))
+
+
+async def test_singly_while_the_prefix_stands_still_and_together_once_it_moves() -> None:
+    rig, delivery = Rig(), cast("Delivery", object())
+    ledger = Ledger(rig.lane, 1)
+    for tag in range(1, 7):
+        ledger.hold(tag, delivery)
+
+    async def turn(*tags: int) -> list[tuple[int, bool]]:
+        """What leaves at the end of a turn in which these were accepted."""
+        rig.socket.written.clear()
+        assert all(ledger.settle(tag, Verb.ACCEPT) for tag in tags)
+        await asyncio.sleep(0)
+        (written,) = rig.socket.written
+        acks = read([written[at : at + 21] for at in range(0, len(written), 21)])
+        return [(ack.delivery_tag, ack.multiple) for ack in acks]
+
+    assert await turn(5, 2) == [(5, False), (2, False)]
+    assert await turn(3) == [(3, False)]
+    assert await turn(1, 4) == [(4, True)], "1 to 4, of which 2 and 3 were accepted before"
+    assert await turn(6) == [(6, False)]
+    assert not ledger.settle(6, Verb.ACCEPT)
+
+
+def test_a_tag_that_does_not_rise_is_refused() -> None:
+    ledger = Ledger(cast("Any", None), 1)
+    ledger.hold(7, cast("Delivery", None))
+    with pytest.raises(Malformed):
+        ledger.hold(7, cast("Delivery", None))

@@ -1,0 +1,128 @@
+"""What a message may cost on its way in and out: no task, one frame for many, nothing read that nobody asked for."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import msgspec
+import pytest
+
+import acemq
+from acemq import Consumer, Message
+from acemq.transports.rabbitmq.table import Table
+from tests.proxy import Proxy
+from tests.rabbitmq.conftest import Declare
+from tests.rabbitmq.kit import until
+
+ACK = 21
+"""Bytes of a Basic.Ack."""
+
+
+class Order(msgspec.Struct):
+    id: int
+
+
+@contextmanager
+def counted_tasks() -> Iterator[list[str]]:
+    """The tasks that were made meanwhile, by what they do."""
+    loop, made = asyncio.get_running_loop(), list[str]()
+
+    def make(loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, Any], **options: Any) -> asyncio.Task[Any]:
+        made.append(repr(work))
+        return asyncio.Task(work, loop=loop, **options)
+
+    loop.set_task_factory(make)  # type: ignore[arg-type]  # pyright: ignore
+    try:
+        yield made
+    finally:
+        loop.set_task_factory(None)
+
+
+async def all_accepted(consumer: Consumer, count: int) -> None:
+    await until(lambda: consumer.counters.acked == count, f"{count} are accepted", within=30)
+
+
+async def test_workers_live_as_long_as_the_consumer_and_no_message_makes_a_task(
+    rabbit_url: str, declare: Declare
+) -> None:
+    queue = await declare()
+    workers: set[asyncio.Task[Any] | None] = set()
+
+    async def note(message: Message[Order]) -> None:
+        workers.add(asyncio.current_task())
+
+    async with acemq.connect(rabbit_url) as mq, mq.consume(queue, Order, note, concurrency=3) as consumer:
+        await mq.send(queue, Order(0))
+        await all_accepted(consumer, 1)
+        with counted_tasks() as made:
+            await mq.send_many(queue, map(Order, range(1_000)))
+            for number in range(100):
+                await mq.send(queue, Order(number))
+            await all_accepted(consumer, 1_101)
+        # A heartbeat of the driver may make one.
+        assert len(made) < 10, made
+        assert 1 <= len(workers) <= 3
+
+
+async def test_what_is_accepted_in_one_turn_leaves_as_one_acknowledgement(
+    proxy: Proxy, proxied: str, declare: Declare, rabbit_url: str
+) -> None:
+    queue, go = await declare(), asyncio.Event()
+
+    async def wait(message: Message[Order]) -> None:
+        await go.wait()
+
+    async with acemq.connect(rabbit_url) as filling:
+        await filling.send_many(queue, map(Order, range(50)))
+    async with acemq.connect(f"{proxied}?heartbeat=600") as mq:
+        async with mq.consume(queue, Order, wait, concurrency=50, prefetch=50) as consumer:
+            await until(lambda: consumer.in_flight == 50, "all are in work")
+            before = proxy.taken["to_server"]
+            go.set()
+            await all_accepted(consumer, 50)
+            await until(lambda: proxy.taken["to_server"] > before, "it has left")
+            assert proxy.taken["to_server"] - before == ACK
+
+
+async def test_neither_envelope_nor_headers_are_read_unless_somebody_asks(rabbit_url: str, declare: Declare) -> None:
+    queue = await declare()
+    read: list[bool] = []
+
+    async def note(message: Message[Order]) -> None:
+        table = message.delivery.headers
+        assert isinstance(table, Table)
+        read.append(table._entries is not None or message._envelope is not None)
+        assert message.payload.id == 7
+        if message.envelope.id and message.headers == {"tenant": "t"}:
+            read.append(table._entries is not None and message._envelope is not None)
+
+    async with acemq.connect(rabbit_url) as mq, mq.consume(queue, Order, note) as consumer:
+        await mq.send(queue, Order(7), headers={"tenant": "t"})
+        await all_accepted(consumer, 1)
+    assert read == [False, True]
+
+
+async def test_encoders_and_decoders_are_built_once(
+    rabbit_url: str, declare: Declare, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue = await declare()
+    built: list[object] = []
+
+    async def note(message: Message[Order]) -> None: ...
+
+    async with acemq.connect(rabbit_url) as mq, mq.consume(queue, Order, note) as consumer:
+        await mq.send(queue, Order(0))
+        await all_accepted(consumer, 1)
+        for kind in (msgspec.json.Encoder, msgspec.json.Decoder):
+
+            def build(*given: Any, kind: Any = kind, **options: Any) -> Any:
+                built.append(kind)
+                return kind(*given, **options)
+
+            monkeypatch.setattr(msgspec.json, kind.__name__, build)
+        await mq.send_many(queue, map(Order, range(100)))
+        await all_accepted(consumer, 101)
+    assert built == []
