@@ -86,7 +86,7 @@ async def _unconfirmed(task: Task) -> Figures:
 class _Deaf:
     """The taker of a channel on which nothing comes."""
 
-    def method(self, method: int, data: bytes, at: int, end: int) -> bool:
+    def method(self, method: int, arguments: bytes) -> bool:
         return False
 
     def content(self, properties: bytes, body: bytes) -> None: ...
