@@ -31,6 +31,7 @@ from acemq.errors import (
     LoopError,
     MessageTooLargeError,
     MissingExtraError,
+    PartitionCountError,
     PipelineTypeError,
     PublishError,
     PublishFailedError,
@@ -50,6 +51,10 @@ from acemq.interceptors import ConsumeInterceptor, Draft, PublishInterceptor
 from acemq.message import Handled, Handler, Message, SetAside, current_message
 from acemq.mq import AceMQ, connect
 from acemq.opening import Opening
+from acemq.patterns.ordered.consumer import OrderedConsumer
+from acemq.patterns.ordered.described import Ordered
+from acemq.patterns.ordered.partition import Halt, OrderedCounters, PartitionFailure
+from acemq.patterns.ordered.queue import OrderedQueue
 from acemq.patterns.pipeline import Pipeline, PipelineCounters, RunningPipeline, SlipForm, StepOptions
 from acemq.patterns.replay import Replay, ReplayResult, StopReason
 from acemq.patterns.routing_slip import Itinerary, Route, RoutingSlip, Stop
@@ -111,6 +116,7 @@ __all__ = [
     "Envelope",
     "FatalError",
     "Finding",
+    "Halt",
     "Handled",
     "Handler",
     "HandlerTimeoutError",
@@ -128,6 +134,12 @@ __all__ = [
     "MovableClock",
     "MsgpackCodec",
     "Opening",
+    "Ordered",
+    "OrderedConsumer",
+    "OrderedCounters",
+    "OrderedQueue",
+    "PartitionCountError",
+    "PartitionFailure",
     "Payload",
     "PayloadType",
     "Pipeline",

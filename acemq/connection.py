@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import logging
 import socket
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
@@ -51,7 +52,10 @@ from acemq.telemetry import CONNECTION_LOST, CONNECTION_RECOVERED, Diagnostic, G
 from acemq.topology import Topology, TopologyMode, check_name, dead_letters_of, latest, parked_of, rungs, set_aside
 from acemq.transport import Adviser, ApplyMode, Capabilities, Depth, Kind, Phase, Transport, TransportState
 
+log = logging.getLogger("acemq")
+
 T = TypeVar("T")
+C = TypeVar("C", bound=Consumer)
 
 KNOWN_FOR = timedelta(seconds=60)
 """An older depth is not shown by a gauge."""
@@ -94,7 +98,7 @@ class Connection:
         self._depths = Depths(self.transport.depth, self.clock)
         self.consumers = Consumers(self.origin)
         self._checks = Checks(self.transport, self._depths, self.clock, self.consumers)
-        self._sampling: asyncio.Task[None] | None = None
+        self._loops: set[asyncio.Task[None]] = set()
         self._interceptors = Interceptors(self.report)
         self.intercept(*options.get("interceptors", ()))
         self._pool = ThreadPoolExecutor(options.get("threads", 32), thread_name_prefix=f"{self.name} handler")
@@ -132,7 +136,7 @@ class Connection:
         self.outbound.open()
         if self.telemetry.metering:
             Gauges.show(self.telemetry.meter_provider, self, self._reading)
-            self._sampling = asyncio.create_task(self._sample(), name=f"{self.name} asks for depths")
+            self.keep(self._sample(), "asks for depths")
 
     @property
     def state(self) -> TransportState:
@@ -228,7 +232,7 @@ class Connection:
         queue. It declares `{queue}.dlq`, `{queue}.parked` and the rungs of its policy, never the queue itself.
         """
         check_handler(handler, _class_of(payload))
-        return self._consumer(Consumer, queue, payload, handler, options)
+        return self.consumer_of(Consumer, queue, payload, handler, options)
 
     def consume_batches(
         self,
@@ -253,7 +257,7 @@ class Connection:
         if "prefetch" in options:
             options["prefetch"] = max(check_prefetch(options["prefetch"]), fewest)
         make = functools.partial(BatchConsumer, most=most, within=within)
-        return self._consumer(make, queue, payload, handler, options, fewest)
+        return self.consumer_of(make, queue, payload, handler, options, fewest=fewest)
 
     def consume_group(
         self, queue: str, payload: Payload[T], handler: Handler[T], *, size: int, **options: Unpack[ConsumeOptions]
@@ -305,47 +309,6 @@ class Connection:
             return await self.consumers.start(receiving)
 
         return Opening(f"receiving from {queue!r}", open_receiving, lambda receiving: receiving.close())
-
-    def _consumer(
-        self,
-        make: Callable[..., Consumer],
-        queue: str,
-        payload: Payload[Any],
-        handler: Callable[[Any], Any],
-        options: ConsumeOptions,
-        fewest: int = 1,
-    ) -> Opening[Consumer]:
-        check_name("queue", queue)
-        codecs = Codecs.of(options["codec"]) if "codec" in options else self.codecs
-        reader: Reader[Any] = Reader(codecs, payload)
-        policy, can = options.get("retry", self.retry), self.transport.capabilities_of("queue", queue)
-        prefetch = max(check_options(options, can, self._prefetch), fewest)
-        check_policy(policy, can)
-        around = self._interceptors.around(options.get("interceptors", ()))
-
-        async def open_consumer() -> Consumer:
-            self._check_usable()
-            if self._topology is not TopologyMode.NONE and not await self.exists(queue):
-                # Looked up first: a mistyped name must not leave its dead-letter queues behind.
-                raise TopologyError(f"there is no queue {queue!r}; declare it before it is consumed")
-            if options.get("declare", True):
-                await self.provide(self.beside(queue, policy, home=options.get("set_aside")))
-            consumer = make(
-                queue,
-                name=options.get("name") or self.consumers.name(queue),
-                call=Call(handler, self._pool),
-                reader=reader,
-                mover=self.mover(policy, options.get("set_aside")),
-                around=around,
-                options=options,
-                prefetch=prefetch,
-                drain_timeout=self._time_left,
-                ended=self.consumers.forget,
-            )
-            warn_of_limit(queue, options, can)
-            return await self.consumers.start(consumer)
-
-        return Opening(f"consumer of {queue!r}", open_consumer, lambda consumer: consumer.close())
 
     async def pull(
         self, queue: str, payload: Payload[T], *, wait: timedelta = timedelta(0), codec: Codec | None = None
@@ -461,6 +424,7 @@ class Connection:
             state.blocked is not None,
             state.outstanding,
             self._depths.known(KNOWN_FOR),
+            {each.queue: each.halted is not None for each in self.consumers if each.halts},
         )
 
     async def _sample(self) -> None:
@@ -484,21 +448,78 @@ class Connection:
     async def _close(self, budget: timedelta) -> Drained:
         self._close_by = time.monotonic() + budget.total_seconds()
         self.outbound.drain()
+        for loop in self._loops:
+            loop.cancel()
         try:
             return await self.consumers.drain(budget)
         finally:
             self.outbound.close()
             Gauges.hide(self)
             self._depths.close()
-            if self._sampling is not None:
-                self._sampling.cancel()
-                await asyncio.wait({self._sampling})
+            if self._loops:
+                await asyncio.wait(self._loops)
             self._pool.shutdown(wait=False, cancel_futures=True)
             await self.transport.close(self._time_left())
 
     # For patterns, which stand on a connection
 
-    def mover(self, policy: RetryPolicy, home: str | None = None) -> Mover:
+    def keep(self, loop: Coroutine[Any, Any, None], what: str) -> asyncio.Task[None]:
+        """Run what goes on for as long as the connection is open, or until its task is cancelled."""
+        task = asyncio.create_task(loop, name=f"{self.name} {what}")
+        self._loops.add(task)
+        task.add_done_callback(self._loop_ended)
+        return task
+
+    def _loop_ended(self, task: asyncio.Task[None]) -> None:
+        self._loops.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.critical("%s: ended by a mistake of ours", task.get_name(), exc_info=error)
+
+    def consumer_of(
+        self,
+        make: Callable[..., C],
+        queue: str,
+        payload: Payload[Any],
+        handler: Callable[[Any], Any],
+        options: ConsumeOptions,
+        *,
+        fewest: int = 1,
+        in_place: bool = False,
+    ) -> Opening[C]:
+        """A consumer of a kind of its own. `fewest`: the least prefetch; `in_place`: see `Mover`."""
+        check_name("queue", queue)
+        codecs = Codecs.of(options["codec"]) if "codec" in options else self.codecs
+        reader: Reader[Any] = Reader(codecs, payload)
+        policy, can = options.get("retry", self.retry), self.transport.capabilities_of("queue", queue)
+        prefetch = max(check_options(options, can, self._prefetch), fewest)
+        check_policy(policy, can)
+        around = self._interceptors.around(options.get("interceptors", ()))
+
+        async def open_consumer() -> C:
+            self._check_usable()
+            if self._topology is not TopologyMode.NONE and not await self.exists(queue):
+                # Looked up first: a mistyped name must not leave its dead-letter queues behind.
+                raise TopologyError(f"there is no queue {queue!r}; declare it before it is consumed")
+            if options.get("declare", True):
+                await self.provide(self.beside(queue, policy, home=options.get("set_aside")))
+            consumer = make(
+                queue,
+                name=options.get("name") or self.consumers.name(queue),
+                call=Call(handler, self._pool),
+                reader=reader,
+                mover=self.mover(policy, options.get("set_aside"), in_place=in_place),
+                around=around,
+                options=options,
+                prefetch=prefetch,
+                drain_timeout=self._time_left,
+                ended=self.consumers.forget,
+            )
+            warn_of_limit(queue, options, can)
+            return await self.consumers.start(consumer)
+
+        return Opening(f"consumer of {queue!r}", open_consumer, lambda consumer: consumer.close())
+
+    def mover(self, policy: RetryPolicy, home: str | None = None, *, in_place: bool = False) -> Mover:
         """What carries out decisions about deliveries of this connection."""
         return Mover(
             transport=self.transport,
@@ -509,6 +530,7 @@ class Connection:
             origin=self.origin,
             policy=policy,
             home=home,
+            in_place=in_place,
         )
 
     def beside(self, queue: str, policy: RetryPolicy | None = None, *, home: str | None = None) -> Topology:

@@ -28,6 +28,8 @@ class Consumers:
         self._open: dict[AnyConsumer, None] = {}
         self._gone: dict[str, ConsumerCounters] = {}
         self._numbers = itertools.count(1)
+        self.alone: set[str] = set()
+        """Ordered queues, of which a connection consumes each once."""
 
     def __iter__(self) -> Iterator[AnyConsumer]:
         return iter(tuple(self._open))

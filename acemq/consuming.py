@@ -57,6 +57,9 @@ class ConsumerState(StrEnum):
 class Consumer:
     """A running subscription. Made by `Connection.consume`; drained when its block is left."""
 
+    halts = False
+    """Whether it may stand still until a person decides."""
+
     def __init__(
         self,
         queue: str,
@@ -116,7 +119,7 @@ class Consumer:
         self._released: deque[str] = deque(maxlen=_REMEMBERED)
         """Ids of the suspects that their handlers have given back."""
         self._rewrites = mover.transport.capabilities_of("queue", queue).requeue_rewrites
-        self._moving: dict[asyncio.Task[None], Delivery] = {}
+        self._moving: dict[asyncio.Task[bool], Delivery] = {}
         self._settled = 0
         self._given_back = 0
         self._generation = 1
@@ -132,6 +135,11 @@ class Consumer:
     def held(self) -> int:
         """Fetched and not started, kept by a pause, or waiting for a retry."""
         return len(self._ready) + len(self._moving)
+
+    @property
+    def halted(self) -> str | None:
+        """Why it stands still now; a plain consumer never does."""
+        return None
 
     @property
     def subscription(self) -> SubscriptionState | None:
@@ -280,25 +288,11 @@ class Consumer:
         message = self._admit(delivery)
         if message is None:
             return
-        telemetry = self._telemetry
-        watched = telemetry.tracing or telemetry.metering
-        span = telemetry.process_span(self.queue, message.envelope, delivery.headers) if telemetry.tracing else None
-        began = time.perf_counter() if watched else 0.0
-        if telemetry.metering:
-            telemetry.started()
-        try:
-            answer = await self._answer(message, CURRENT, self._around.chain, span, task)
-        finally:
-            if telemetry.metering:
-                telemetry.ended()
+        answer, span, began = await self._ask(message, task)
         if self.state is ConsumerState.CLOSED:
             return  # it outlived its stop: the delivery comes again, and what it says now is of no account
-        if not watched and (answer is None or answer is ACCEPT) and message.listeners is None:
-            # The hot path: no copy, and nobody to tell.
-            self.counters.acked += 1
-            self._settled += 1
-            if not await self.mover.accept(delivery):
-                self._gone.discard(delivery)
+        if not began and (answer is None or answer is ACCEPT) and message.listeners is None:
+            await self._accept(delivery)
             return
         decision = self._decide(answer, message)
         if decision.row.copy == "none":
@@ -306,22 +300,54 @@ class Consumer:
         else:
             self._settle_beside(decision, message, span, began)
 
+    async def _ask(self, message: Message[Any], task: asyncio.Task[Any]) -> tuple[object, Span | None, float]:
+        """The handler's answer, the span that is open for it, and when it began; 0.0 where nobody watches."""
+        telemetry = self._telemetry
+        watched = telemetry.tracing or telemetry.metering
+        span = self._span_of(message)
+        began = time.perf_counter() if watched else 0.0
+        if telemetry.metering:
+            telemetry.started()
+        try:
+            return await self._answer(message, CURRENT, self._around.chain, span, task), span, began
+        finally:
+            if telemetry.metering:
+                telemetry.ended()
+
+    async def _accept(self, delivery: Delivery) -> None:
+        """The hot path: no copy, and nobody to tell."""
+        self.counters.acked += 1
+        self._settled += 1
+        if not await self.mover.accept(delivery):
+            self._gone.discard(delivery)
+
     def _admit(self, delivery: Delivery) -> Message[Any] | None:
         """The message for the handler. `None`: it is not for a handler, and is settled beside."""
-        unfit = self._unfit(delivery)
-        if unfit is None:
-            try:
-                return Message(self._decode(delivery), delivery, self._clock)
-            except DecodeError as error:
-                unfit = set_aside(Case.UNDECODABLE, error)
-        self._set_aside(unfit, delivery)
+        admitted = self._examine(delivery)
+        if isinstance(admitted, Message):
+            return admitted
+        self._set_aside(admitted, delivery)
         return None
+
+    def _examine(self, delivery: Delivery) -> Message[Any] | Decision:
+        """The message for the handler, or why it is not for one."""
+        unfit = self._unfit(delivery)
+        if unfit is not None:
+            return unfit
+        try:
+            return Message(self._decode(delivery), delivery, self._clock)
+        except DecodeError as error:
+            return set_aside(Case.UNDECODABLE, error)
 
     def _set_aside(self, unfit: Decision, delivery: Delivery) -> None:
         message: Message[Any] = Message(None, delivery, self._clock)
+        self._settle_beside(unfit, message, self._span_of(message), time.perf_counter())
+
+    def _span_of(self, message: Message[Any]) -> Span | None:
         telemetry = self._telemetry
-        span = telemetry.process_span(self.queue, message.envelope, delivery.headers) if telemetry.tracing else None
-        self._settle_beside(unfit, message, span, time.perf_counter())
+        if not telemetry.tracing:
+            return None
+        return telemetry.process_span(self.queue, message.envelope, message.wire_headers)
 
     def _decode(self, delivery: Delivery) -> Any:
         if delivery.fault is not None:
@@ -397,7 +423,7 @@ class Consumer:
     def _decide(self, answer: object, message: Message[Any]) -> Decision:
         policy = self._policy if self._policy_for is None else self._ask_policy(answer, message)
         age = message.age if policy.max_age is not None else None
-        return decide(answer, message.envelope, policy, age, self.handler)
+        return decide(answer, message.envelope.attempt, policy, age, self.handler)
 
     def _ask_policy(self, answer: object, message: Message[Any]) -> RetryPolicy:
         """The policy that decides this time."""
@@ -419,20 +445,24 @@ class Consumer:
 
     # Settling: what needs a copy or a wait happens beside the workers, in a prefetch slot and no handler slot
 
-    def _settle_beside(self, decision: Decision, message: Message[Any], span: Span | None, began: float) -> None:
+    def _settle_beside(
+        self, decision: Decision, message: Message[Any], span: Span | None, began: float
+    ) -> asyncio.Task[bool]:
         settling = self._settle(decision, message, span, began)
         move = asyncio.create_task(settling, name=f"{self.name} settles {decision.row.case}")
         self._moving[move] = message.delivery
         move.add_done_callback(self._moved)
+        return move
 
-    async def _settle(self, decision: Decision, message: Message[Any], span: Span | None, began: float) -> None:
+    async def _settle(self, decision: Decision, message: Message[Any], span: Span | None, began: float) -> bool:
+        """Whether it was carried out. False: the delivery was lost or is given back, and comes again."""
         took = time.perf_counter() - began
         if message.delivery in self._gone:
             self._gone.discard(message.delivery)
             self.mover.stale(message.delivery)
             if span is not None:
                 span.end()
-            return
+            return False
         if decision.row.case is Case.RELEASED and self._is_suspect(message.delivery):
             self._released.append(message.id)
         try:
@@ -443,7 +473,7 @@ class Consumer:
                 span.end()
             if isinstance(stopped, GivenBack):
                 self._given_back += 1
-                return
+                return False
             raise
         self._settled += 1
         if self._telemetry.metering:
@@ -451,8 +481,9 @@ class Consumer:
         if span is not None:
             end_span(span, handled.outcome, decision.error if decision.row.error_span else None)
         tell_listeners(message, handled, self._report)
+        return True
 
-    def _moved(self, move: asyncio.Task[None]) -> None:
+    def _moved(self, move: asyncio.Task[bool]) -> None:
         del self._moving[move]
         if self._progress is not None:
             self._progress.set()

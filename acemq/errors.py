@@ -8,7 +8,8 @@ AcemqError
 │   ├── TopologyError                   objects that cannot be declared      .problems
 │   │   └── DriftError                  the broker has them otherwise        .plan
 │   ├── HandlerTypeError (TypeError)    a handler or payload class of the wrong shape
-│   └── PipelineTypeError (TypeError)   two neighbouring steps do not fit    .step .takes .gives
+│   ├── PipelineTypeError (TypeError)   two neighbouring steps do not fit    .step .takes .gives
+│   └── PartitionCountError             keys would move to other partitions  .name .wanted .found
 ├── ConnectionFailedError               no server could be reached           .hosts .last
 │   └── AuthenticationError             the server refused the credentials
 ├── ClosedError                         closed, or opened or settled twice
@@ -60,6 +61,7 @@ __all__ = [
     "LoopError",
     "MessageTooLargeError",
     "MissingExtraError",
+    "PartitionCountError",
     "PipelineTypeError",
     "PublishError",
     "PublishFailedError",
@@ -146,6 +148,14 @@ class PipelineTypeError(ConfigurationError, TypeError):
 
     def __init__(self, step: str, takes: str, gives: str, text: str) -> None:
         self.step, self.takes, self.gives = step, takes, gives
+        super().__init__(text)
+
+
+class PartitionCountError(ConfigurationError):
+    """An ordered queue is there with another number of partitions, and keys would move between its messages."""
+
+    def __init__(self, text: str, *, name: str, wanted: int, found: int) -> None:
+        self.name, self.wanted, self.found = name, wanted, found
         super().__init__(text)
 
 

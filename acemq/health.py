@@ -134,6 +134,12 @@ class Checks:
             is_refused = is_linked and bool(subscription.error) and without >= REFUSAL_LIMIT
             status: Status = "down" if is_refused or without >= IDLE_LIMIT else "degraded"
             return _said(status, f"{held}: no subscription for {_seconds(without)}{reason}")
+        if subscription.phase is SubscriptionPhase.WAITING:
+            # For the queue, of which only one may have it: its owner's health tells of what waits there.
+            others = f": {subscription.error}" if subscription.error else ""
+            return _said("degraded" if others else "up", f"{held}: stands by{others}")
+        if consumer.halted is not None:
+            return _said("degraded", consumer.halted)
         if isinstance(consumer, Consumer) and consumer.stuck:
             return _said("degraded", f"{held}: {len(consumer.stuck)} handlers run at twice their time limit")
         if consumer.mover.moves_failed_in_row:

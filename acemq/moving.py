@@ -116,12 +116,17 @@ class Mover:
         origin: str,
         policy: RetryPolicy,
         home: str | None = None,
+        in_place: bool = False,
     ) -> None:
-        """`home`: whose `.dlq` and `.parked` take what is given up; the delivery's own queue unless given."""
+        """`home`: whose `.dlq` and `.parked` take what is given up; the delivery's own queue unless given.
+
+        `in_place`: what a copy that does not land leaves behind is held and tried again, for a requeue might put it
+        behind others.
+        """
         self.transport, self.outbound, self.telemetry, self.report = transport, outbound, telemetry, report
         self.clock, self.policy = clock, policy
         self.counters = ConsumerCounters()
-        self._origin, self._home = origin, home
+        self._origin, self._home, self._in_place = origin, home, in_place
         self._rungs = frozenset(policy.rungs())
         self.moves_failed_in_row = 0
         self._pauses: set[asyncio.Future[None]] = set()
@@ -187,7 +192,7 @@ class Mover:
                 handled, held = await self._send_back(decision, delivery, envelope)
             case ".dlq" | ".parked":
                 handled, held = await self._move(decision, delivery, self._copy(decision, delivery, envelope))
-        self._tell(decision, handled, delivery, envelope)
+        self.tell(decision, handled, delivery, envelope)
         return handled, held
 
     def stale(self, delivery: Delivery) -> None:
@@ -265,8 +270,9 @@ class Mover:
                 self._move_failed(delivery, copy, result)
             await self._pause(min(2.0 ** (self.moves_failed_in_row - 1), 30.0))
             if not _will_pass(result):
-                break
-        self.counters.count("move_failed")
+                self.counters.count("move_failed")
+                if not self._in_place:
+                    break
         settled = await self._settle(Settlement(delivery, Verb.REQUEUE))
         envelope = envelope_of(delivery, self.clock)
         return _ended(decision, envelope, copy.routing_key, delay, landed=False), self._held(settled, delivery)
@@ -305,7 +311,7 @@ class Mover:
         self.stale(delivery)
         return False
 
-    def _tell(self, decision: Decision, handled: Handled, delivery: Delivery, envelope: Envelope) -> None:
+    def tell(self, decision: Decision, handled: Handled, delivery: Delivery, envelope: Envelope) -> None:
         row = decision.row
         if row.also:
             self.counters.count(row.also)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import TypeVar, Unpack
 
+from acemq.codec import Payload
 from acemq.connect_options import ConnectOptions
 from acemq.connection import Connection
 from acemq.envelope import Envelope
 from acemq.opening import Opening
 from acemq.patterns import routing_slip
+from acemq.patterns.ordered.described import Ordered
 from acemq.patterns.pipeline import Pipeline
 from acemq.patterns.replay import Replay
 from acemq.patterns.routing_slip import Itinerary, RoutingSlip
@@ -21,6 +23,10 @@ T = TypeVar("T")
 
 class AceMQ(Connection):
     """A connection with a door to each pattern."""
+
+    def ordered(self, name: str, payload: Payload[T]) -> Ordered[T]:
+        """A queue whose messages are in order by key, over many processes; describe it, then declare it."""
+        return Ordered(self, check_name("ordered queue", name), payload)
 
     def pipeline(self, name: str, payload: type[T]) -> Pipeline[T, T]:
         """A pipeline that begins with `payload`; describe its steps, then start it."""

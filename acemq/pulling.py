@@ -64,7 +64,7 @@ class Pulled(Message[T_co]):
         if self._settled:
             raise ClosedError(f"message {self.id} of {self.queue} was settled already; each delivery is settled once")
         self._settled = True
-        decision = decide(ack, self.envelope, self._mover.policy, self.age, "pull")
+        decision = decide(ack, self.envelope.attempt, self._mover.policy, self.age, "pull")
         try:
             handled, held = await self._mover.carry_out(decision, self.delivery)
         except GivenBack:

@@ -30,6 +30,10 @@ class Receiving(AsyncIterator[Pulled[T_co]], Generic[T_co]):
     is unsettled then goes back with its attempt, and settling it later gives `False`.
     """
 
+    halts = False
+    """Nor is it ever `halted`."""
+    halted: str | None = None
+
     def __init__(
         self,
         queue: str,

@@ -13,7 +13,7 @@ from typing import Literal
 import msgspec
 
 from acemq.ack import Ack, Verdict
-from acemq.envelope import ERROR_LIMIT, Envelope
+from acemq.envelope import ERROR_LIMIT
 from acemq.errors import FatalError
 from acemq.retry import RetryPolicy, waits_in_broker
 from acemq.telemetry import DEAD_LETTERED, PARKED
@@ -232,12 +232,12 @@ def bad_answer(handler: str, answer: object) -> str:
     return f"{handler!r} returned {type(answer).__name__}, expected Ack or None"
 
 
-def decide(answer: object, envelope: Envelope, policy: RetryPolicy, age: timedelta | None, handler: str) -> Decision:
-    """What follows from a handler's answer: an `Ack`, `None`, what it raised, or anything else it returned."""
+def decide(answer: object, attempt: int, policy: RetryPolicy, age: timedelta | None, handler: str) -> Decision:
+    """What follows from a handler's answer to attempt n: an `Ack`, `None`, what it raised, or anything else."""
     if answer is None:
         return Decision(row=TABLE[Case.ACCEPTED])
     if isinstance(answer, BaseException):
-        return _failed(answer, None, envelope, policy, age)
+        return _failed(answer, None, attempt, policy, age)
     if isinstance(answer, Refused):
         return set_aside(Case.REFUSED, answer.error)
     if not isinstance(answer, Ack):
@@ -246,7 +246,7 @@ def decide(answer: object, envelope: Envelope, policy: RetryPolicy, age: timedel
         case Verdict.ACCEPT:
             return Decision(row=TABLE[Case.ACCEPTED])
         case Verdict.RETRY:
-            return _failed(answer.reason, answer.delay, envelope, policy, age)
+            return _failed(answer.reason, answer.delay, attempt, policy, age)
         case Verdict.REJECT:
             return set_aside(Case.REJECTED, answer.reason)
         case Verdict.PARK:
@@ -260,15 +260,15 @@ def decide(answer: object, envelope: Envelope, policy: RetryPolicy, age: timedel
 def _failed(
     why: BaseException | str | None,
     asked: timedelta | None,
-    envelope: Envelope,
+    attempt: int,
     policy: RetryPolicy,
     age: timedelta | None,
 ) -> Decision:
     if isinstance(why, (FatalError, *policy.never_for)):
         return set_aside(Case.FATAL, why)
-    decided = policy.decide(envelope.attempt, age)
+    decided = policy.decide(attempt, age)
     if decided.gave_up == "attempts":
-        return set_aside(Case.EXHAUSTED, why, attempts=envelope.attempt)
+        return set_aside(Case.EXHAUSTED, why, attempts=attempt)
     if decided.gave_up == "age":
         return set_aside(Case.TOO_OLD, why, age=policy.max_age)
     delay = decided.delay if asked is None else asked

@@ -58,6 +58,8 @@ SETTLE_STALE = "acemq.settle.stale"
 HANDLER_STUCK = "acemq.handler.stuck"
 LISTENER_FAILED = "acemq.interceptor.failed"
 REPLAY_STOPPED = "acemq.replay.stopped"
+PARTITION_HALTED = "acemq.partition.halted"
+OWNER_CHANGED = "acemq.partition.owner.changed"
 
 _LEVELS = {"info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 
@@ -242,6 +244,8 @@ class Reading(msgspec.Struct, frozen=True):
     blocked: bool
     outstanding: int
     depths: Mapping[str, Depth]
+    halted: Mapping[str, bool]
+    """The partition queues that are consumed here."""
 
 
 Source: TypeAlias = Callable[[], Reading]
@@ -263,6 +267,7 @@ class Gauges:
         meter.create_observable_gauge("acemq.transport.blocked", [lambda _: self._each(max, "blocked")])
         meter.create_observable_gauge("acemq.publish.outstanding", [lambda _: self._each(sum, "outstanding")])
         meter.create_observable_gauge("acemq.queue.depth", [lambda _: self._depths()])
+        meter.create_observable_gauge("acemq.ordered.halted", [lambda _: self._halted()])
 
     @classmethod
     def show(cls, provider: MeterProvider, key: object, source: Source) -> None:
@@ -298,6 +303,14 @@ class Gauges:
                 for state, count in (("ready", depth.ready), ("held", depth.held), ("delayed", depth.delayed)):
                     if count is not None:
                         yield Observation(count, {"queue": queue, "state": state, "transport": transport})
+
+    def _halted(self) -> Iterator[Observation]:
+        halted: dict[str, bool] = {}
+        for reading in (each for readings in self._read().values() for each in readings):
+            for queue, is_halted in reading.halted.items():
+                halted[queue] = halted.get(queue, False) or is_halted
+        for queue, is_halted in halted.items():
+            yield Observation(int(is_halted), {"queue": queue})
 
 
 class LogContext(logging.Filter):

@@ -474,6 +474,27 @@ class Adviser(Protocol):
         ...
 
 
+@runtime_checkable
+class GivesBack(Protocol):
+    """A subscription whose deliveries may be held only so long (`hold_limit`). Others need not be one."""
+
+    async def give_back(self) -> None:
+        """Pause, and put all that is unsettled back in its place; an exclusive one goes on keeping others out.
+
+        Undone by `resume`, and by the loss of the link. What was given back is not told as lost.
+        """
+        ...
+
+
+@runtime_checkable
+class Claims(Protocol):
+    """A transport that can look whether a queue is taken before it asks for it alone. None needs to be one."""
+
+    async def is_claimed(self, queue: str) -> bool:
+        """Whether an exclusive subscription of another would have to wait now. Takes nothing, promises nothing."""
+        ...
+
+
 class Factory(Protocol):
     """Made known as an entry point of the group `acemq.transports`, named by URL scheme."""
 

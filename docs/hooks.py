@@ -238,6 +238,11 @@ DIAGNOSTICS = {
         "warning",
         "a hook or a `when_settled` listener raised where that changes nothing; what it was told of stands",
     ),
+    telemetry.PARTITION_HALTED: (
+        "error",
+        "a partition of an ordered queue stands at a message that failed, and how to go on",
+    ),
+    telemetry.OWNER_CHANGED: ("info", "this process has begun to consume a partition, or has lost it to another"),
     telemetry.REPLAY_STOPPED: ("info", "a replay has ended, why, and after how many"),
 }
 
@@ -274,6 +279,7 @@ METRICS = {
     "acemq.transport.connected": "1 while the link is there; of several connections to one kind of broker the worst",
     "acemq.transport.blocked": "1 while the broker takes no publishes",
     "acemq.publish.outstanding": "publishes that the broker has not answered",
+    "acemq.ordered.halted": "1 while a partition that is consumed here is halted, else 0",
     "acemq.queue.depth": "the broker's last word about each consumed queue; left out when it is older than 60 s",
 }
 

@@ -214,8 +214,8 @@ def the_default_wait_for_a_claim_is_a_minute(patch: Patch) -> None:
 def a_wait_in_the_broker_is_jittered(patch: Patch) -> None:
     decide = settling.decide
 
-    def mutated(answer: Any, envelope: Envelope, policy: RetryPolicy, *rest: Any) -> settling.Decision:
-        decided = decide(answer, envelope, policy, *rest)
+    def mutated(answer: Any, attempt: int, policy: RetryPolicy, *rest: Any) -> settling.Decision:
+        decided = decide(answer, attempt, policy, *rest)
         return replace(decided, delay=policy.jittered(decided.delay)) if decided.rung else decided
 
     patch.setattr(consuming, "decide", mutated)

@@ -298,6 +298,11 @@ class Broker:
             subscription.leave_turn()
             self._give_back(subscription.unseen, None)
 
+    def give_back(self, subscription: Subscription) -> None:
+        """All that it holds, in its place."""
+        with self.lock:
+            self._give_back(subscription.held, None)
+
     def resume(self, subscription: Subscription) -> None:
         with self.lock:
             self._catch_up()
@@ -381,7 +386,7 @@ class Broker:
             for subscription in link.subscriptions:
                 self._leave_queue(subscription, by)
                 if by is not None:
-                    subscription.changed()
+                    subscription.link_lost()
             self._give_back(link.pulled, None)
             for queue in link.owned:
                 if self.queues.get(queue.name) is queue:

@@ -543,6 +543,9 @@ class MemoryTransport:
             "exists", name, lambda link: name in (link.broker.queues if kind == "queue" else link.broker.exchanges)
         )
 
+    async def is_claimed(self, queue: str) -> bool:
+        return await self._call("is_claimed", queue, lambda link: bool(link.broker.queue(queue, link).subscriptions))
+
     async def delete(self, name: str, kind: Kind = "queue", *, only_if_empty: bool = False) -> bool:
         def delete(link: Link) -> bool:
             deleted = link.broker.delete(name, kind, only_if_empty, link)

@@ -110,6 +110,8 @@ class Subscription(Holder):
         self.exclusive, self.prefetch = exclusive, prefetch
         self.home: MemoryQueue | None = None
         self.active = self.paused = self.stopped = self.closed = False
+        self.gave_back = False
+        """Paused for as long as this link lives, and no longer."""
         self.in_turn = False
         self.waited = False
         """Registered behind an exclusive one."""
@@ -158,7 +160,13 @@ class Subscription(Holder):
         self.paused, self._since = True, self._broker.clock.now()
         self._broker.rest(self)
 
+    async def give_back(self) -> None:
+        self.gave_back = True
+        self.pause()
+        self._broker.give_back(self)
+
     def resume(self) -> None:
+        self.gave_back = False
         self.paused, self._since = False, self._broker.clock.now()
         self._broker.resume(self)
 
@@ -204,6 +212,11 @@ class Subscription(Holder):
             self._lost.setdefault(by, []).append(delivery)
             self.flag()
         return True
+
+    def link_lost(self) -> None:
+        if self.gave_back:
+            self.gave_back = self.paused = False
+        self.changed()
 
     def changed(self) -> None:
         """Something happened to it that it did not ask for."""

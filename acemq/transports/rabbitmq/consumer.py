@@ -107,13 +107,18 @@ class Consumer(IncomingChannel):
         self._waiting: list[Delivery] = []
         """Arrived, and not handed out yet."""
 
+    async def prepare(self) -> None:
+        """Open the channel if it is not open yet."""
+        if not self.is_open:
+            async with asyncio.timeout(ANSWER_LIMIT):
+                await self.open()
+                await ask(self.channel.basic_qos(prefetch_count=self._owner.prefetch))
+
     async def register(self) -> None:
         """Open the channel if it is not open yet, and ask for deliveries."""
         wanted = self._owner
+        await self.prepare()
         async with asyncio.timeout(ANSWER_LIMIT):
-            if not self.is_open:
-                await self.open()
-                await ask(self.channel.basic_qos(prefetch_count=wanted.prefetch))
             self.channel.consumers[wanted.name] = _never_called
             arguments = wanted.options.consume_arguments()
             await ask(questions.consume(self.channel, self.queue, wanted.name, arguments))

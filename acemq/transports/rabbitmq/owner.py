@@ -7,7 +7,7 @@ they are exclusive. What is exclusive everywhere is a queue that belongs to a co
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
 
 import aiormq
@@ -50,6 +50,10 @@ class Owner:
     def may_consume_on(self, session: Session) -> bool:
         """It owns the queue, and at some time since then nobody consumed from it."""
         return self.owns_on(session) and self._alone_on is session
+
+    def look_again(self) -> None:
+        """What it has given back is in its place only once the broker reports no consumer."""
+        self._alone_on = None
 
     @property
     def has_lost(self) -> bool:
@@ -103,6 +107,26 @@ class Owner:
                         await ask(channel.queue_delete(self.name))
             finally:
                 del self._owners[self.queue]
+
+
+async def is_claimed(session: Session, queue: str, owners: Mapping[str, Owner]) -> bool:
+    """Whether somebody consumes from the queue, or has the right to do so alone."""
+    owner = owners.get(queue)
+    if owner is not None and owner.owns_on(session):
+        return True
+    watched = Owner(queue, {})
+    # First what the broker answers without an error, which it would put into its log.
+    if await watched.others(session):
+        return True
+    try:
+        async with _asking(session) as channel:
+            await ask(channel.queue_declare(watched.name, passive=True))
+    except TransportError as error:
+        if error.code == 404:
+            return False
+        if error.code != 405:
+            raise
+    return True
 
 
 @asynccontextmanager

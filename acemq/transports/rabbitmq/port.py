@@ -48,7 +48,7 @@ from .bell import keep
 from .consumer import ConsumeOptions
 from .link import Link
 from .login import Login
-from .owner import Owner
+from .owner import Owner, is_claimed
 from .publish import Publisher
 from .pull import Pullers
 from .receive import Subscription
@@ -376,6 +376,13 @@ class RabbitMQ:
     async def exists(self, name: str, kind: Kind = "queue") -> bool:
         running = self._enter()
         return await running.finish(running.topology.exists(name, kind))
+
+    async def is_claimed(self, queue: str) -> bool:
+        running = self._enter()
+        link = running.links[-1]
+        if link.session is None:
+            raise NotConnected(f"no link to look at {queue!r} on: {link.last_error}")
+        return await running.finish(is_claimed(link.session, queue, running.owners))
 
     async def delete(self, name: str, kind: Kind = "queue", *, only_if_empty: bool = False) -> bool:
         running = self._enter()

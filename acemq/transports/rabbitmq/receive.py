@@ -74,7 +74,8 @@ class Subscription:
         self._owner = owner
         self._waits_since: float | None = None
         """Since when it owns the queue, and others consume from it nevertheless."""
-        self._has_begun = False
+        self._has_begun = self._gave_back = False
+        self._giving_back: asyncio.Task[None] | None = None
         self._consumer: Consumer | None = None
         self._keeping: asyncio.Task[None] | None = None
         self._news = Bell()
@@ -101,9 +102,46 @@ class Subscription:
                 self._consumer.give_back()
             self._now(SubscriptionPhase.PAUSED, soon=True)
 
+    async def give_back(self) -> None:
+        if self._giving_back is None and self._wanted <= _Wanted.PAUSE:
+            self._wanted, self._gave_back = _Wanted.PAUSE, True
+            self._now(SubscriptionPhase.PAUSED, soon=True)
+            self._giving_back = self._link.start(self._reopen())
+        if self._giving_back is not None:
+            await asyncio.shield(self._giving_back)
+
+    async def _reopen(self) -> None:
+        """Close the channel, for nothing else gives back in place, and open another, on which the loss shows."""
+        before, self._consumer = self._consumer, None
+        try:
+            if self._owner is not None:
+                self._owner.look_again()
+            if before is not None:
+                await before.close()
+                idle = Consumer(before.session, self)
+                await idle.prepare()
+                if idle.is_usable and self._wanted is not _Wanted.CLOSE:
+                    self._consumer = idle
+                else:
+                    await idle.close()
+        except (TransportError, TimeoutError):
+            pass  # the link is going, or gone
+        finally:
+            self._giving_back = None
+            if self._consumer is None and self._wants_again():
+                self._now(SubscriptionPhase.RECOVERING)
+            self._news.ring()
+
+    def _wants_again(self) -> bool:
+        """Whether it wants deliveries, now that nothing it has given back keeps it from them."""
+        if self._gave_back and self._wanted is _Wanted.PAUSE:
+            self._wanted = _Wanted.DELIVERIES
+        self._gave_back = False
+        return self._wanted is _Wanted.DELIVERIES
+
     def resume(self) -> None:
         if self._wanted is _Wanted.PAUSE:
-            self._wanted = _Wanted.DELIVERIES
+            self._wanted, self._gave_back = _Wanted.DELIVERIES, False
             self._now(SubscriptionPhase.RECOVERING, soon=True)
             self.nudge()
 
@@ -214,7 +252,8 @@ class Subscription:
         failures = 0
         while True:
             consumer = self._consumer
-            if self.is_paused or (consumer is not None and consumer.is_registered and consumer.is_usable):
+            is_served = consumer is not None and consumer.is_registered and consumer.is_usable
+            if self.is_paused or self._giving_back is not None or is_served:
                 await self._news.heard()
                 continue
             session = await self._link.live()
@@ -318,7 +357,8 @@ class Subscription:
 
     @property
     def is_paused(self) -> bool:
-        return self._wanted is _Wanted.PAUSE
+        # Not while it gives back: what arrives then keeps its place only by the end of its channel.
+        return self._wanted is _Wanted.PAUSE and self._giving_back is None
 
     def room(self, consumer: Consumer) -> int:
         """How many deliveries may be handed out now."""
@@ -346,7 +386,7 @@ class Subscription:
 
     def _lost(self, consumer: Consumer, by: LostBy, error: str) -> None:
         self._tell_lost(consumer.lose(), by)
-        if self._wanted is _Wanted.DELIVERIES:
+        if self._wants_again():
             self._state = replace(self._state, error=error)
             self._now(SubscriptionPhase.RECOVERING)
         self._news.ring()
