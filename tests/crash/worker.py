@@ -11,12 +11,13 @@ import threading
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from datetime import timedelta
+from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
 
 import acemq
-from acemq import AceMQ, Ack, Message, RetryPolicy
+from acemq import AceMQ, Ack, Message, Ordered, OrderedQueue, PartitionFailure, RetryPolicy
 from tests.crash.recording import Recorder
 
 
@@ -40,6 +41,28 @@ class Watched(msgspec.Struct):
     concurrency: int = 10
 
 
+class Entry(msgspec.Struct):
+    """A message of an ordered queue. Its handler fails while the file `{record}.fails` names it."""
+
+    key: str
+    number: int
+    seconds: float = 0
+
+    @property
+    def name(self) -> str:
+        return f"{self.key}/{self.number}"
+
+
+class Ledger(msgspec.Struct):
+    """An ordered queue to consume, resumed whenever nothing is to fail."""
+
+    name: str
+    partitions: int = 4
+    at_most: int = 0
+    """Of them under sharing; 0: without."""
+    take_over_after: float = 1
+
+
 class Plan(msgspec.Struct, omit_defaults=True):
     url: str
     record: str
@@ -47,6 +70,7 @@ class Plan(msgspec.Struct, omit_defaults=True):
     pipeline: str | None = None
     """Of steps `a` and `b`, each recording its runs."""
     steps: tuple[str, ...] = ("a", "b")
+    ledger: Ledger | None = None
     replay: str | None = None
     holds: bool = False
     """`hold` waits for ever, else it passes."""
@@ -76,6 +100,11 @@ async def work(plan: Plan) -> None:
             for name in ("a", "b"):
                 described = described.step(name, step(name, recorder))
             await open_things.enter_async_context(described.start(only=plan.steps))
+        if plan.ledger is not None:
+            ledger = await ordered(mq, plan.ledger).declare()
+            await open_things.enter_async_context(ledger.consume(book(plan, recorder)))
+            resuming = asyncio.create_task(resume(plan, ledger, recorder))
+            open_things.callback(resuming.cancel)
         terminated = asyncio.Event()
         if plan.grace:
             asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, terminated.set)
@@ -119,6 +148,45 @@ def handler(plan: Plan, recorder: Recorder) -> Any:
         return None
 
     return handle
+
+
+def ordered(mq: AceMQ, ledger: Ledger) -> Ordered[Entry]:
+    said = mq.ordered(ledger.name, Entry).partitions(ledger.partitions).keyed_by(lambda entry: entry.key)
+    said = said.on_failure(PartitionFailure.STOP, attempts=2, delay=timedelta(milliseconds=20))
+    if ledger.at_most:
+        said = said.sharing(ledger.at_most, take_over_after=timedelta(seconds=ledger.take_over_after))
+    return said
+
+
+def failing(plan: Plan) -> str:
+    try:
+        return Path(f"{plan.record}.fails").read_text()
+    except FileNotFoundError:
+        return ""
+
+
+def book(plan: Plan, recorder: Recorder) -> Any:
+    async def apply(message: Message[Entry]) -> None:
+        entry = message.payload
+        recorder.note("began", entry.name, message.attempt, message.deliveries)
+        await asyncio.sleep(entry.seconds)  # the work itself
+        if failing(plan) == entry.name:
+            recorder.note("failed", entry.name, message.attempt, message.deliveries)
+            raise ValueError("boom")
+        recorder.note("ended", entry.name, message.attempt, message.deliveries)
+
+    return apply
+
+
+async def resume(plan: Plan, ledger: OrderedQueue[Entry], recorder: Recorder) -> None:
+    said = False
+    while True:
+        if ledger.halted_partitions and not said:
+            recorder.note("halted")
+        said = bool(ledger.halted_partitions)
+        if said and not failing(plan):
+            ledger.resume()
+        await asyncio.sleep(0.02)
 
 
 def step(name: str, recorder: Recorder) -> Any:
