@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
-from benches import c_client, costs, imports, memory, million, peers, rabbitmq
+from benches import c_client, costs, imports, memory, million, ordered, peers, rabbitmq
 from benches.results import ENOUGH, Results, conclude, summary, write
 from benches.rounds import Measure, Run, run_rounds
 from benches.targets import Target
@@ -19,7 +19,7 @@ from tests.services import CannotBeHad, RabbitMQ
 HERE = Path(__file__).parent
 Suite = Callable[[int, bool, str], Results]
 """Of rounds, whether it is a quick one, and what the names of its measures have in them."""
-SUITES = ("import", "memory", "rabbitmq", "costs")
+SUITES = ("import", "memory", "rabbitmq", "ordered", "costs")
 ASKED_FOR = ("million", "peers")
 """Suites that take long or need more installed, and run only when they are named."""
 
@@ -103,6 +103,7 @@ RUN: dict[str, Suite] = {
     "memory": _in_process("memory", memory.measures, memory.TARGETS),
     "import": _in_process("import", imports.measures, imports.TARGETS),
     "costs": _on_broker("costs", costs.measures, costs.TARGETS),
+    "ordered": _on_broker("ordered", ordered.measures, ordered.TARGETS),
     "peers": _on_broker("peers", peers.measures, peers.TARGETS),
     "million": _on_broker("million", million.measures, million.TARGETS),
 }

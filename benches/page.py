@@ -12,6 +12,7 @@ PUBLISHED = Path(__file__).parent / "results"
 
 TITLES = {
     "rabbitmq": "RabbitMQ",
+    "ordered": "Ordered queues on RabbitMQ",
     "million": "A million messages",
     "memory": "The memory transport",
     "import": "Import",
