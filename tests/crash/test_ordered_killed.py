@@ -149,11 +149,11 @@ async def test_ten_kills_at_random_moments_lose_nothing_and_keep_the_order_of_fi
     running = [workers.start(rabbit_url, ledger=plan) for _ in range(2)]
     for worker in running:
         await worker.ready()
-    sending = asyncio.create_task(ledger.send_many(entries(200, *keys, seconds=0.002)))
+    sending = asyncio.create_task(ledger.send_many(entries(200, *keys, seconds=0.02)))
     dice = random.Random(5)
     for _ in range(10):
         seen = len(recorder.lines("began"))
-        more = dice.randrange(100, 700)
+        more = dice.randrange(50, 400)
         await until(lambda seen=seen, more=more: len(recorder.lines("began")) >= seen + more, within=60)  # type: ignore[misc]
         which = dice.randrange(2)
         kill(running[which], recorder)

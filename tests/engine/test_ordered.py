@@ -809,6 +809,16 @@ class TestOnRabbitMQ:
                 (part,) = (part for part in (await mq.health()).parts if part.status == "degraded")
                 assert "other consumers" in part.detail
 
+    async def test_closing_again_and_again_under_load_keeps_every_place(
+        self, ledger: OrderedQueue[Entry], book: Book
+    ) -> None:
+        await ledger.send_many(entries(400, "a"))
+        for number in range(1, 11):
+            async with ledger.consume(book.apply):
+                await until(lambda number=number: len(book.done["a"]) >= 20 * number)  # type: ignore[misc]
+        async with ledger.consume(book.apply):
+            await until(book.has(400, "a"))
+
     async def test_a_copy_that_cannot_land_is_tried_again_and_nothing_passes(
         self, mq: AceMQ, described: Ordered[Entry], ledger: OrderedQueue[Entry]
     ) -> None:
