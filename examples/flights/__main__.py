@@ -3,7 +3,10 @@
     make demo                                  no server: the broker is in memory
     ACEMQ_URL=amqp://localhost make demo       the very same on RabbitMQ
 
-Read on from `demo()`. `flights.py` has the three steps, `account.py` the sums, `report.py` shows them.
+Then two processes keep a ledger of each aircraft's flights, in order; one of them is killed.
+
+Read on from `demo()`. `flights.py` has the three steps, `account.py` the sums, `ledger.py` the ledger, and `report.py`
+shows them.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ import asyncio
 import logging
 import os
 import sys
+import tempfile
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -22,7 +26,7 @@ from typing import Any
 
 import acemq
 from acemq import AceMQ, AcemqError, Pipeline, RetryPolicy, RunningPipeline
-from examples.flights import report, tables
+from examples.flights import ledger, report, tables
 from examples.flights.account import Sums, dead_letters_of, take_stock
 from examples.flights.flights import Desk, Row, UnknownAirport
 
@@ -71,6 +75,12 @@ async def demo(url: str, data: Path, limit: timedelta) -> None:
         report.check("2. Airports added, dead letters replayed", last, AFTER_REPLAY)
         report.show_arrivals(desk.arrivals.values(), tables.read_airlines(data / "airlines.csv"))
 
+    keyed = sum(tables.known(row.tailnum) is not None for row in rows)
+    with tempfile.TemporaryDirectory() as folder, report.progress("ledger", keyed) as show:
+        async with asyncio.timeout(limit.total_seconds()):
+            kept = await ledger.run(url, rows, Path(folder), show)
+    report.check_ledger("3. A ledger for each aircraft, in order", kept, rows)
+
 
 async def remove_queues(mq: AceMQ, pipeline: Pipeline[Any, Any]) -> int:
     """Of an earlier run: what lies in them would be counted in this one."""
@@ -116,8 +126,8 @@ def main() -> int:
     parser.add_argument("--data", type=Path, default=Path(__file__).with_name("data"), help="folder of the CSV files")
     parser.add_argument("--limit", type=float, default=60, help="seconds that a stage may take (60)")
     options = parser.parse_args()
-    # The dead letters belong to the story, which tells them in one table; each is a warning otherwise.
-    logging.getLogger("acemq").setLevel(logging.ERROR)
+    # The dead letters and the halt belong to the story, which tells them itself; each is logged otherwise.
+    logging.getLogger("acemq").setLevel(logging.CRITICAL)
     began = time.monotonic()
     try:
         url = os.environ.get("ACEMQ_URL") or "memory://"
@@ -125,7 +135,7 @@ def main() -> int:
     except report.WrongSums as wrong:
         print(f"Wrong:\n{wrong}", file=sys.stderr)
         return 1
-    except (AcemqError, OSError) as error:
+    except (AcemqError, OSError) as error:  # a TimeoutError is an OSError
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:

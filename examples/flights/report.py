@@ -13,7 +13,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from examples.flights.account import Account, DeadLetter, Sums
-from examples.flights.flights import Arrival
+from examples.flights.flights import Arrival, Row
+from examples.flights.ledger import Kept
 
 console = Console(highlight=False)
 
@@ -56,6 +57,24 @@ def show_arrivals(arrivals: Iterable[Arrival], airlines: Mapping[str, str]) -> N
         mean = sum(late[carrier], timedelta()) / len(late[carrier])
         table.add_row(airlines[carrier], f"{len(late[carrier]):,}", f"{mean / timedelta(minutes=1):.1f}")
     console.print(table)
+
+
+def check_ledger(title: str, kept: Kept, rows: Sequence[Row]) -> None:
+    """Show it; raises `WrongSums` unless each aircraft has its flights, all of them and in order."""
+    console.print(f"\n[bold]{title}")
+    ledger = _table("ledger", "rows")
+    for process, count in kept.by_process.items():
+        ledger.add_row(f"applied by process {process}", f"{count:,}")
+    ledger.add_row("in hand when it was killed, and so applied twice", f"{kept.repeated:,}")
+    ledger.add_row("aircraft in order", f"{len(kept.applied):,}")
+    ledger.add_row("refused at the send", f"{len(kept.refused):,}")
+    console.print(ledger)
+    for why in kept.refused:
+        say(f"Refused: {why}")
+    say(f"Until it was released: {kept.halted}")
+    faults = list(kept.faults(rows))
+    if faults:
+        raise WrongSums("\n".join(faults))
 
 
 @contextmanager

@@ -11,10 +11,14 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import acemq
+from examples.flights import tables
+from examples.flights.flights import Row
+from examples.flights.ledger import Kept, by_aircraft
 from tests.secret import assert_unprinted
 from tests.services import RabbitMQ
 
@@ -27,6 +31,10 @@ REASON = re.compile(
     r"which the airport table lacks; add (?P=code) to it, then replay the dead letters"
 )
 
+HALT = re.compile(
+    r"partition 7 of 'aircraft' is halted by message [0-9a-f-]{36} \(key 'N730MQ'\): "
+    r"N730MQ is grounded and cannot have flown MQ 4573 of 2013-01-01\. Go on with resume\(7\)"
+)
 
 Spoilt = Callable[[str, Callable[[list[str]], list[str]]], Path]
 
@@ -48,6 +56,7 @@ def test_every_departure_is_recorded_ended_early_or_dead_and_replay_brings_the_d
     expect_the_whole_story(run())
 
 
+@pytest.mark.timeout(120)
 async def test_the_very_same_on_rabbitmq_where_an_earlier_run_left_messages(rabbitmq: RabbitMQ) -> None:
     async with acemq.connect(rabbitmq.url) as mq:
         await mq.declare(acemq.Topology().queue("flights.parse").queue("flights.enrich.dlq", type="classic"))
@@ -103,6 +112,39 @@ def test_interrupting_it_ends_it_in_order() -> None:
     assert (child.returncode, told) == (130, "Stopped.\n")
 
 
+ROWS = [Row(**line) for line in tables.read(DATA / FLIGHTS)]
+"""Of the file, as the ledger is sent them."""
+
+
+def kept(change: Callable[[dict[str, list[str]]], None], **otherwise: Any) -> Kept:
+    """What a right ledger holds, but for `change`."""
+    applied = by_aircraft((row.tailnum, row.key) for row in ROWS if row.tailnum != "NA")
+    before = applied["N730MQ"][:3]
+    change(applied)
+    facts: dict[str, Any] = {
+        "refused": [f"{row.key} has no tail number" for row in ROWS if row.tailnum == "NA"],
+        "halted": "",
+        "before_release": before,
+        "applied": applied,
+        "repeated": 0,
+        "by_process": {},
+    }
+    return Kept(**facts | otherwise)
+
+
+def test_a_ledger_is_right_only_if_each_aircraft_has_its_flights_in_order() -> None:
+    assert not list(kept(lambda applied: None).faults(ROWS))
+    for change in (
+        lambda applied: applied["N730MQ"].reverse(),
+        lambda applied: applied["N730MQ"].pop(),
+        lambda applied: applied.pop("N304JB"),
+    ):
+        (fault,) = kept(change).faults(ROWS)
+        assert "expected" in fault
+    assert list(kept(lambda applied: None, refused=[]).faults(ROWS))
+    assert list(kept(lambda applied: None, before_release=[]).faults(ROWS))
+
+
 def command(*arguments: str) -> list[str]:
     return [sys.executable, "-m", "examples.flights", *arguments]
 
@@ -113,7 +155,7 @@ def environment(url: str = "") -> dict[str, str]:
 
 def run(*arguments: str, url: str = "") -> subprocess.CompletedProcess[str]:
     done = subprocess.run(
-        command(*arguments), cwd=ROOT, env=environment(url), capture_output=True, text=True, timeout=50, check=False
+        command(*arguments), cwd=ROOT, env=environment(url), capture_output=True, text=True, timeout=100, check=False
     )
     assert_unprinted(done.stdout + done.stderr, "the example")
     return done
@@ -144,6 +186,12 @@ def expect_the_whole_story(done: subprocess.CompletedProcess[str]) -> None:
     ):
         assert line in replayed
     assert REASON.search(done.stdout), done.stdout
+    kept = lines_of(done.stdout, "3. ")
+    assert "aircraft in order 1,057" in kept
+    assert "refused at the send 2" in kept
+    assert len([line for line in kept if line.startswith("applied by process")]) == 2
+    assert sum(line.endswith("has no tail number; so the message has no key") for line in kept) == 2
+    assert HALT.search(done.stdout), done.stdout
 
 
 def lines_of(output: str, stage: str) -> list[str]:
