@@ -3,14 +3,26 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack
 from datetime import timedelta
+from typing import cast
 
 import pytest
 
 import acemq
 from acemq import AceMQ, CapabilityError, Message, TopologyError
+from acemq.transport import (
+    Claims,
+    Delivery,
+    GivesBack,
+    LostBy,
+    QueueMissing,
+    Settled,
+    Settlement,
+    SubscriptionState,
+    Verb,
+)
 from acemq.transports.memory import MemoryBroker, Profile
 from tests.proxy import WAYS, Proxy
 from tests.services import RabbitMQ
@@ -100,6 +112,65 @@ async def test_one_that_stands_by_opens_pauses_and_closes_at_once(url: str, mq: 
         assert drained.finished
         await mq.send(queue, 1)
         await until(lambda: owner.counters.acked == 1)
+
+
+class Collecting:
+    """A sink that keeps what it is given."""
+
+    def __init__(self) -> None:
+        self.got: list[Delivery] = []
+
+    def deliver(self, batch: Sequence[Delivery], /) -> None:
+        self.got += batch
+
+    def lost(self, batch: Sequence[Delivery], by: LostBy, /) -> None: ...
+    def changed(self, state: SubscriptionState, /) -> None: ...
+
+
+async def test_giving_back_keeps_the_places_and_the_queue(url: str, mq: AceMQ, queue: str, watched: Watched) -> None:
+    sink = Collecting()
+    subscription = await mq.transport.subscribe(queue, sink, prefetch=2, exclusive=True)
+    async with acemq.connect(url) as other:
+        async with other.consume(queue, int, watched.of("other"), exclusive=True):
+            await mq.send_many(queue, range(4))
+            await until(lambda: [delivery.body for delivery in sink.got] == [b"0", b"1"])
+            assert isinstance(subscription, GivesBack)
+            await subscription.give_back()
+            await subscription.give_back()  # there is nothing any more
+
+            async def are_back() -> bool:
+                return (await mq.depth(queue)).ready == 4
+
+            await until_async(are_back)
+            late = [Settlement(delivery, Verb.ACCEPT) for delivery in sink.got]
+            assert await mq.transport.settle(late) == [Settled.STALE] * 2
+            sink.got.clear()
+            subscription.resume()
+            await until(lambda: [delivery.body for delivery in sink.got] == [b"0", b"1"])
+            assert watched.by == []
+            await subscription.close()
+            await until(lambda: [number for _, number in watched.by] == [0, 1, 2, 3])
+
+
+async def test_whether_a_queue_is_claimed_is_seen_without_taking_it(url: str, mq: AceMQ, queue: str) -> None:
+    looks = mq.transport
+    assert isinstance(looks, Claims)
+    assert not await looks.is_claimed(queue)
+    async with acemq.connect(url) as other:
+        async with other.consume(queue, int, lambda m: None, exclusive=True) as owner:
+            assert await looks.is_claimed(queue)
+            assert await cast("Claims", other.transport).is_claimed(queue)
+            await mq.send(queue, 1)
+            await until(lambda: owner.counters.acked == 1)
+
+        async def is_free() -> bool:
+            return not await looks.is_claimed(queue)
+
+        await until_async(is_free)
+        async with other.consume(queue, int, lambda m: None):
+            assert await looks.is_claimed(queue)
+    with pytest.raises(QueueMissing):
+        await looks.is_claimed(f"{queue}-missing")
 
 
 async def test_a_missing_queue_is_named_whoever_owns_it(mq: AceMQ, name: str) -> None:

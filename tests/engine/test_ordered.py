@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable
 from datetime import timedelta
@@ -11,6 +12,12 @@ from urllib.parse import urlsplit
 
 import msgspec
 import pytest
+from opentelemetry import metrics, trace
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 import acemq
 from acemq import (
@@ -32,6 +39,7 @@ from acemq import (
     PublishRefusedError,
 )
 from acemq.transports.memory import MemoryBroker, Profile
+from tests.engine.test_telemetry import points
 from tests.proxy import Proxy
 from tests.waiting import until, until_async
 
@@ -90,9 +98,13 @@ def book() -> Book:
     return Book()
 
 
+def keyed(mq: AceMQ, name: str) -> Ordered[Entry]:
+    return mq.ordered(name, Entry).keyed_by(lambda entry: entry.key).on_failure(STOP, attempts=3, delay=A_MOMENT)
+
+
 @pytest.fixture
 def described(mq: AceMQ, name: str) -> Ordered[Entry]:
-    return mq.ordered(name, Entry).keyed_by(lambda entry: entry.key).on_failure(STOP, attempts=3, delay=A_MOMENT)
+    return keyed(mq, name)
 
 
 @pytest.fixture
@@ -217,18 +229,18 @@ async def test_skip_moves_the_halted_message_to_the_dead_letters_and_goes_on(
 class Answers:
     """Answers for the message of number 1, one after the other; every other is accepted."""
 
-    def __init__(self, *answers: object) -> None:
-        self.answers = list(answers)
+    def __init__(self, *answers: Any) -> None:
+        self.answers: list[Any] = list(answers)
         self.seen: list[int] = []
         self.outcomes: list[str] = []
 
     async def __call__(self, message: Message[Entry]) -> Ack | None:
         self.seen.append(message.payload.number)
         message.when_settled(lambda handled: self.outcomes.append(handled.outcome))
-        answer = self.answers.pop(0) if message.payload.number == 1 and self.answers else None
+        answer: Any = self.answers.pop(0) if message.payload.number == 1 and self.answers else None
         if isinstance(answer, BaseException):
             raise answer
-        return answer  # type: ignore[return-value]
+        return answer
 
 
 @pytest.mark.parametrize(
@@ -548,6 +560,51 @@ async def test_health_is_degraded_by_a_halted_partition_and_says_what_to_do(
         assert (await mq.health()).status == "up"
 
 
+async def test_each_try_has_a_span_and_a_halt_shows_as_a_gauge(
+    url: str, name: str, book: Book, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    exporter, traces, reader = InMemorySpanExporter(), TracerProvider(), InMemoryMetricReader()
+    traces.add_span_processor(SimpleSpanProcessor(exporter))
+    meters = MeterProvider(metric_readers=[reader])
+    monkeypatch.setattr(trace, "get_tracer_provider", lambda: traces)
+    monkeypatch.setattr(metrics, "get_meter_provider", lambda: meters)
+    async with acemq.connect(url) as mq:
+        ledger = await keyed(mq, name).partitions(1).declare()
+        (queue,) = ledger.queues
+        book.fails = lambda entry: entry.number == 1
+        async with ledger.consume(book.apply):
+            await ledger.send(Entry("a", 1))
+            await until(halted(ledger, 0))
+            assert points(reader)["acemq.ordered.halted"] == [({"queue": queue}, 1)]
+            book.fails = lambda entry: False
+            ledger.resume()
+            await until(book.has(1, "a"))
+            seen = points(reader)
+            assert seen["acemq.ordered.halted"] == [({"queue": queue}, 0)]
+        outcomes = {tags["outcome"]: count for tags, count in points(reader)["acemq.consume.total"]}
+        assert outcomes == {"retried": 3, "acked": 1}
+        assert seen["acemq.messages.retried.total"] == [({"queue": queue, "message.type": queue}, 2)]
+        await remove(mq, ledger)
+    tries = [span for span in exporter.get_finished_spans() if span.name == f"{queue} process"]
+    assert [(span.attributes or {})["messaging.acemq.outcome"] for span in tries] == ["retried"] * 3 + ["acked"]
+    assert len({span.context.trace_id for span in tries if span.context}) == 1
+    traces.shutdown()
+    meters.shutdown()
+
+
+async def test_what_a_handler_logs_names_its_message(ledger: OrderedQueue[Entry]) -> None:
+    seen: list[tuple[str, str]] = []
+
+    async def apply(message: Message[Entry]) -> None:
+        record = logging.LogRecord("test", logging.INFO, "", 0, "applied", None, None)
+        acemq.LogContext().filter(record)
+        seen.append((record.__dict__["message_id"], record.__dict__["queue"]))
+
+    async with ledger.consume(apply):
+        receipt = await ledger.send(Entry("a", 1))
+        await until(lambda: seen == [(receipt.message_id, receipt.routing_key)])
+
+
 # Sending
 
 
@@ -570,20 +627,27 @@ async def test_a_message_without_a_key_is_refused_before_any_io(
     keyless = await mq.ordered(name, Entry).declare()
     with pytest.raises(ConfigurationError, match="has no keyed_by"):
         await keyless.send(Entry("a", 1))
-    nothing: Any = await mq.ordered(name, Entry).keyed_by(lambda entry: None).declare()  # type: ignore[arg-type,return-value]
+    no_key: Any = lambda entry: None  # noqa: E731
+    nothing = await mq.ordered(name, Entry).keyed_by(no_key).declare()
     with pytest.raises(ConfigurationError, match="key None must be text"):
         await nothing.send(Entry("a", 1))
     wrong = await mq.ordered(name, Entry).keyed_by(lambda entry: {"x": "y"}[entry.key]).declare()
     with pytest.raises(ConfigurationError, match="raised KeyError"):
         await wrong.send(Entry("a", 1))
-    for option in ({"delay": timedelta(seconds=1)}, {"priority": 1}):
-        with pytest.raises(ConfigurationError, match="keeps their order"):
-            await ledger.send(Entry("a", 1), **option)
+    with pytest.raises(ConfigurationError, match="keeps their order"):
+        await ledger.send(Entry("a", 1), delay=timedelta(seconds=1))
+    with pytest.raises(ConfigurationError, match="keeps their order"):
+        await ledger.send_many([Entry("a", 1)], priority=1)
     assert set((await ledger.depths()).values()) == {0}
 
 
+def key_of(payload: dict[str, Any]) -> str:
+    key: str = payload["key"]
+    return key
+
+
 async def test_send_many_sends_nothing_more_of_a_key_after_a_failure_and_the_rest_goes_on(mq: AceMQ, name: str) -> None:
-    anything = await mq.ordered(name, dict).keyed_by(lambda payload: payload["key"]).declare()
+    anything = await mq.ordered(name, dict[str, Any]).keyed_by(key_of).declare()
     cannot = object()
     rows: list[dict[str, Any]] = [
         {"key": "a", "n": 1},

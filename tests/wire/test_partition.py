@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from acemq import headers as h
-from acemq import partition
-from acemq.mq import AceMQ
+import acemq
+from acemq import AceMQ, OrderedQueue, partition
 from tests.wire.suite import Suite, Values
 
 PARTITION = Suite("partition", others=("java", "dotnet"))
@@ -27,25 +26,31 @@ def partition_of(given: Values) -> Values:
     return {"partition": partition.partition_of(given["key"], given["count"])}
 
 
+def ordered(name: str, count: int) -> OrderedQueue[dict[str, int]]:
+    return OrderedQueue(AceMQ("memory://").ordered(name, dict[str, int]).partitions(count))
+
+
 @PARTITION.op("ordered_partitions")
 def ordered_partitions(given: Values) -> Values:
-    return {"queues": partition.queues_of("ledger", given["count"])}
+    return {"queues": ordered("ledger", given["count"]).queues}
 
 
 @PARTITION.op("queues")
 def queues(given: Values) -> Values:
-    return {"queues": list(partition.queues_of(given["name"], given["count"]))}
+    described = AceMQ("memory://").ordered(given["name"], dict[str, int]).partitions(given["count"])
+    for queue in described.topology().queues:
+        assert (queue.type, queue.durable, dict(queue.arguments())) == ("quorum", True, {"x-queue-type": "quorum"})
+    return {"queues": [queue.name for queue in described.topology().queues]}
 
 
 @PARTITION.op("publish")
-def publish(given: Values) -> Values:
-    queue = partition.queue_of(given["name"], partition.partition_of(given["key"], given["count"]))
-    outgoing = AceMQ("memory://").outbound.draft("", queue, {"a": 1})
-    return {
-        "exchange": outgoing.exchange,
-        "routing_key": outgoing.routing_key,
-        "default_type": outgoing.headers[h.TYPE],
-    }
+async def publish(given: Values) -> Values:
+    async with acemq.connect("memory://") as mq:
+        ledger = await mq.ordered(given["name"], dict[str, int]).partitions(given["count"]).declare()
+        receipt = await ledger.send({"a": 1}, key=given["key"])
+        message = await mq.pull(receipt.routing_key, dict[str, int])
+        assert message is not None
+        return {"exchange": receipt.exchange, "routing_key": receipt.routing_key, "default_type": message.type}
 
 
 @PARTITION.op("routing_key")
