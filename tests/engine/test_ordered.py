@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable
 from datetime import timedelta
-from typing import Any
+from typing import Any, cast
 from urllib.parse import urlsplit
 
 import msgspec
@@ -39,6 +40,7 @@ from acemq import (
     PublishRefusedError,
 )
 from acemq.transports.memory import MemoryBroker, Profile
+from tests.conftest import StartRabbitMQ
 from tests.engine.test_telemetry import points
 from tests.proxy import Proxy
 from tests.waiting import until, until_async
@@ -237,10 +239,12 @@ class Answers:
     async def __call__(self, message: Message[Entry]) -> Ack | None:
         self.seen.append(message.payload.number)
         message.when_settled(lambda handled: self.outcomes.append(handled.outcome))
-        answer: Any = self.answers.pop(0) if message.payload.number == 1 and self.answers else None
+        if message.payload.number != 1 or not self.answers:
+            return None
+        answer = self.answers.pop(0)
         if isinstance(answer, BaseException):
             raise answer
-        return answer
+        return cast("Ack | None", answer)
 
 
 @pytest.mark.parametrize(
@@ -882,6 +886,40 @@ class TestOnRabbitMQ:
                 await until(lambda number=number: len(book.done["a"]) >= 20 * number)  # type: ignore[misc]
         async with ledger.consume(book.apply):
             await until(book.has(400, "a"))
+
+    async def test_beyond_the_brokers_time_limit_what_is_held_was_given_back_and_what_is_retried_goes_on(
+        self, start_rabbitmq: StartRabbitMQ, name: str, book: Book
+    ) -> None:
+        server = start_rabbitmq(
+            consumer_timeout=timedelta(seconds=1), channel_tick_interval=timedelta(milliseconds=300)
+        )
+        diagnostics: list[Diagnostic] = []
+        async with acemq.connect(server.url, on_diagnostic=diagnostics.append) as mq:
+            ledger = await keyed(mq, name).declare()
+            book.fails = lambda entry: entry.number == 2
+            async with ledger.consume(book.apply, hold=timedelta(milliseconds=200)):
+                await ledger.send_many(entries(4, "a"))
+                partition = ledger.partition_of("a")
+                await until(halted(ledger, partition))
+                since = time.monotonic()
+
+                def the_limit_is_over_twice() -> bool:
+                    return time.monotonic() - since > 3
+
+                await until(the_limit_is_over_twice)
+                assert book.tried["a"] == [1, 2, 2, 2]
+                assert not [each for each in diagnostics if each.name == "acemq.consumer.lost"]
+                book.fails = lambda entry: False
+                ledger.resume(partition)
+                await until(book.has(4, "a"))
+
+            endless = await keyed(mq, name).on_failure(RETRY_IN_PLACE, delay=timedelta(milliseconds=100)).declare()
+            book.fails = lambda entry: entry.number == 1 and len(book.tried["b"]) < 25
+            async with endless.consume(book.apply):
+                await endless.send_many(entries(3, "b"))
+                await until(book.has(3, "b"))
+            assert book.tried["b"] == [*[1] * 25, 2, 3]
+            assert [each for each in diagnostics if each.name == "acemq.consumer.lost"], "its channel was closed"
 
     async def test_a_copy_that_cannot_land_is_tried_again_and_nothing_passes(
         self, mq: AceMQ, described: Ordered[Entry], ledger: OrderedQueue[Entry]

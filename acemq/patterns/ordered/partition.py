@@ -125,7 +125,12 @@ class PartitionConsumer(Consumer):
 
     @property
     def halt(self) -> Halt | None:
-        return self._stand.halt if self._stand is not None and self.owns else None
+        stand = self._stand
+        if stand is None or not self.owns:
+            return None
+        # Whose link was lost shows again once its message is back: another process may have decided about it.
+        is_here = self._turn is not None or self._is_away or stand.is_moved
+        return stand.halt if is_here else None
 
     @property
     def halted(self) -> str | None:
@@ -361,8 +366,8 @@ class PartitionConsumer(Consumer):
         subscription = self._subscription
         assert isinstance(subscription, GivesBack)
         self._ready.clear()
-        await subscription.give_back()
         self._is_away = True
+        await subscription.give_back()
         if stand.is_due:
             self._fetch()
 
