@@ -14,6 +14,10 @@ from acemq import (
     ConsumerGroup,
     Message,
     Opening,
+    Ordered,
+    OrderedConsumer,
+    OrderedQueue,
+    PartitionFailure,
     Pipeline,
     Publisher,
     Pulled,
@@ -131,3 +135,14 @@ async def in_hand(mq: AceMQ) -> None:
     publisher = mq.publisher("orders-events", "order.placed", Order)
     assert_type(publisher, Publisher[Order])
     await publisher.publish(RushOrder("o-1", "c"))
+
+
+async def in_order(mq: AceMQ) -> None:
+    described = mq.ordered("ledger", Order).partitions(8).keyed_by(lambda order: order.id)
+    assert_type(described, Ordered[Order])
+    ledger = await described.on_failure(PartitionFailure.STOP, attempts=3).sharing(4).declare()
+    assert_type(ledger, OrderedQueue[Order])
+    await ledger.send(Order("1"))
+    async with ledger.consume(note) as consumer:
+        assert_type(consumer, OrderedConsumer)
+        assert_type(await ledger.skip(3), str)

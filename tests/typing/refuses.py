@@ -9,6 +9,10 @@ from tests.typing.accepts import Order, Priced, Shipped, load, maybe, note, pric
 async def wants_shipped(shipped: Shipped) -> None: ...
 async def of_priced(message: Message[Priced]) -> None: ...
 async def batch_of_priced(batch: Batch[Priced]) -> None: ...
+def key_of_priced(priced: Priced) -> str:
+    return str(priced.cents)
+
+
 async def gives_text(message: Message[Order]) -> str:
     return ""
 
@@ -61,3 +65,15 @@ async def in_hand(mq: AceMQ) -> None:
     if pulled:
         cents: int = pulled.payload  # type: ignore[assignment]  # pyright: ignore[reportAssignmentType]
         print(cents)
+
+
+async def in_order(mq: AceMQ) -> None:
+    described = mq.ordered("ledger", Order)
+    described.keyed_by(key_of_priced)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    described.keyed_by(lambda order: 7)  # type: ignore[arg-type, return-value]  # pyright: ignore[reportArgumentType]
+    described.on_failure("stop")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    described.sharing(at_most=4, take_over_after=15)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    ledger = await described.declare()
+    await ledger.send(Priced(1))  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    await ledger.send(Order("1"), key=7)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    ledger.consume(of_priced)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
