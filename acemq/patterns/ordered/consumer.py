@@ -14,9 +14,10 @@ import msgspec
 from acemq.clock import sleep
 from acemq.connection import Connection
 from acemq.errors import AcemqError, ClosedError
+from acemq.mapping import public_error
 from acemq.opening import Opening
 from acemq.patterns.ordered.partition import PartitionConsumer
-from acemq.stopping import Drained
+from acemq.stopping import Drained, Stop
 from acemq.transport import Claims, SubscriptionPhase
 
 log = logging.getLogger("acemq")
@@ -54,6 +55,7 @@ class OrderedConsumer:
         self._queues, self._opening, self._sharing, self._closed = queues, opening, sharing, closed
         self._mine: dict[int, PartitionConsumer] = {}
         self._loop: asyncio.Task[None] | None = None
+        self._stop = Stop()
         self._free_since: dict[int, float] = {}
         self._offered: dict[int, float] = {}
         """Until when a partition is left to others, by number."""
@@ -85,6 +87,9 @@ class OrderedConsumer:
 
         A halted or waiting message goes back to its place; whoever takes the partition next begins with it.
         """
+        return await self._stop.once(lambda: self._drain(timeout))
+
+    async def _drain(self, timeout: timedelta | None) -> Drained:
         if self._loop is not None:
             self._loop.cancel()
             await asyncio.wait({self._loop})
@@ -119,11 +124,10 @@ class OrderedConsumer:
                 await self._let_go(partition)
 
     async def _take_free(self, sharing: Sharing) -> None:
-        claims = cast("Claims", self._connection.transport)
         others = [partition for partition in range(len(self._queues)) if partition not in self._mine]
         random.shuffle(others)  # or processes that start together would all ask for the same
         for partition in others:
-            if await claims.is_claimed(self._queues[partition]):
+            if await self._is_claimed(partition):
                 self._free_since.pop(partition, None)
                 if self._offered.pop(partition, None) is not None:
                     self._offer_pause = OFFERS[0]
@@ -137,6 +141,12 @@ class OrderedConsumer:
                 may_take = has_room or now - since >= sharing.take_over_after.total_seconds()
             if may_take:
                 await self._take(partition)
+
+    async def _is_claimed(self, partition: int) -> bool:
+        try:
+            return await cast("Claims", self._connection.transport).is_claimed(self._queues[partition])
+        except AcemqError as error:
+            raise public_error(error) from error
 
     async def _take(self, partition: int) -> None:
         self._free_since.pop(partition, None)
@@ -160,6 +170,6 @@ class OrderedConsumer:
             self._offered[partition], self._next_offer = now + OFFERED, now + self._offer_pause
 
     async def _let_go(self, partition: int) -> None:
-        consumer = self._mine.pop(partition)
         # Cancelled, this loop waits no longer; the handler in hand still ends in peace.
-        await asyncio.shield(asyncio.ensure_future(consumer.drain()))
+        await asyncio.shield(asyncio.ensure_future(self._mine[partition].drain()))
+        del self._mine[partition]
