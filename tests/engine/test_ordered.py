@@ -9,7 +9,6 @@ from collections import defaultdict
 from collections.abc import AsyncIterator, Callable
 from datetime import timedelta
 from typing import Any, cast
-from urllib.parse import urlsplit
 
 import msgspec
 import pytest
@@ -804,18 +803,18 @@ class TestOnRabbitMQ:
     def url(self, rabbit_url: str) -> str:
         return rabbit_url
 
-    @pytest.fixture
-    async def proxy(self, url: str) -> AsyncIterator[Proxy]:
-        async with Proxy("127.0.0.1", urlsplit(url).port or 5672) as proxy:
-            yield proxy
-
     async def test_m073_cut_off_while_halted_it_is_held_again_and_not_handled(
-        self, url: str, mq: AceMQ, described: Ordered[Entry], ledger: OrderedQueue[Entry], book: Book, proxy: Proxy
+        self,
+        mq: AceMQ,
+        described: Ordered[Entry],
+        ledger: OrderedQueue[Entry],
+        book: Book,
+        proxy: Proxy,
+        proxied: str,
     ) -> None:
-        through = urlsplit(url)._replace(netloc=f"guest:guest@127.0.0.1:{proxy.port}").geturl()
         book.fails = lambda entry: entry.number == 2
         partition = ledger.partition_of("a")
-        async with acemq.connect(through) as alone:
+        async with acemq.connect(proxied) as alone:
             served = await redeclared(described, alone)
             async with served.consume(book.apply):
                 await ledger.send_many(entries(4, "a"))
@@ -835,16 +834,21 @@ class TestOnRabbitMQ:
                 await until(book.has(4, "a"))
 
     async def test_cut_off_while_it_was_given_back_it_is_held_again(
-        self, url: str, mq: AceMQ, described: Ordered[Entry], ledger: OrderedQueue[Entry], book: Book, proxy: Proxy
+        self,
+        mq: AceMQ,
+        described: Ordered[Entry],
+        ledger: OrderedQueue[Entry],
+        book: Book,
+        proxy: Proxy,
+        proxied: str,
     ) -> None:
-        through = urlsplit(url)._replace(netloc=f"guest:guest@127.0.0.1:{proxy.port}").geturl()
         book.fails = lambda entry: entry.number == 2
         partition = ledger.partition_of("a")
 
         async def is_back() -> bool:
             return (await mq.depth(ledger.queues[partition])).ready == 3
 
-        async with acemq.connect(through) as alone:
+        async with acemq.connect(proxied) as alone:
             served = await redeclared(described, alone)
             async with served.consume(book.apply, hold=timedelta(milliseconds=200)):
                 await ledger.send_many(entries(4, "a"))
