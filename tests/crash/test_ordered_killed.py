@@ -110,7 +110,9 @@ async def test_m075_the_owner_killed_while_a_partition_is_halted_the_failed_mess
 
     kill(owner, recorder)
     await until(lambda: bool(recorder.lines("halted", pid=standby.pid)), within=10)
-    assert {line.id for line in recorder.lines("began", pid=standby.pid)} == {"a/7"}
+    begun = {line.id for line in recorder.lines("began", pid=standby.pid)}
+    # The last ones of the others may not have been accepted yet when their process died.
+    assert begun - {"b/20", "c/20"} == {"a/7"}
     assert numbers(recorder, "ended", "a") == [1, 2, 3, 4, 5, 6]
     fault.mend()
     await until(lambda: complete(recorder, 20, *KEYS), within=20)
