@@ -384,7 +384,7 @@ class PartitionConsumer(Consumer):
 
     def _fetch(self) -> None:
         assert self._subscription is not None
-        self._is_away, self._foremost = False, None
+        self._is_away = self._has_begun = False
         self._subscription.resume()
 
     def _go(self, stand: _Stand) -> None:
