@@ -348,18 +348,28 @@ class Outbound:
 
     async def move(self, outgoing: Outgoing) -> PublishResult:
         """A copy, confirmed and mandatory, also while the connection closes. How it ended is a value, never raised."""
-        if not self.permits.take_now() and not await self.permits.take_some(1, self._timeout):
-            return PublishResult(Published.REFUSED, port.TimedOut(self.permits.shortage(self._timeout)))
-        try:
-            (result,) = await self._transport.publish((outgoing,), within=self._timeout)
-        except AcemqError as error:
-            self.permits.give(1)
-            return PublishResult(Published.REFUSED if isinstance(error, ClosedError) else Published.FAILED, error)
-        except BaseException:
-            self.permits.owe(1)
-            raise
-        self.permits.give(1)
+        (result,) = await self.move_some((outgoing,))
         return result
+
+    async def move_some(self, batch: Sequence[Outgoing]) -> Sequence[PublishResult]:
+        """The same for the first of a batch: for as many as there is room for, one at least, in order."""
+        taken = 0
+        while taken < len(batch) and self.permits.take_now():
+            taken += 1
+        if not taken and not (taken := await self.permits.take_some(len(batch), self._timeout)):
+            return (PublishResult(Published.REFUSED, port.TimedOut(self.permits.shortage(self._timeout))),)
+        some = batch[:taken]
+        try:
+            results = await self._transport.publish(some, within=self._timeout)
+        except AcemqError as error:
+            self.permits.give(taken)
+            outcome = Published.REFUSED if isinstance(error, ClosedError) else Published.FAILED
+            return [PublishResult(outcome, error)] * taken
+        except BaseException:
+            self.permits.owe(taken)
+            raise
+        self.permits.give(taken)
+        return results
 
     # Encoding
 
