@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TypeVar, Unpack
+from typing import TYPE_CHECKING, TypeVar, Unpack
 
 from acemq.connect_options import ConnectOptions
 from acemq.connection import Connection
+from acemq.crossing import Crossing
 from acemq.envelope import Envelope
 from acemq.opening import Opening
 from acemq.patterns import routing_slip
@@ -16,11 +17,24 @@ from acemq.publish_options import PublishOptions
 from acemq.publishing import Receipt
 from acemq.topology import check_name
 
+if TYPE_CHECKING:
+    from acemq.blocking import BlockingMQ
+
 T = TypeVar("T")
 
 
 class AceMQ(Connection):
     """A connection with a door to each pattern."""
+
+    @property
+    def blocking(self) -> BlockingMQ:
+        """The same connection for other threads, and for handlers that are plain functions: its methods wait.
+
+        Closing stays the business of the loop that opened it. `ClosedError` before it is open.
+        """
+        from acemq.blocking import BlockingMQ  # which stands on this file
+
+        return BlockingMQ(self, loop_of=Crossing(self.loop, repr(self)))
 
     def pipeline(self, name: str, payload: type[T]) -> Pipeline[T, T]:
         """A pipeline that begins with `payload`; describe its steps, then start it."""

@@ -48,6 +48,11 @@ T_contra = TypeVar("T_contra", contravariant=True)
 WINDOW = 500
 """Messages of one batch handed to a transport at a time."""
 
+ANOTHER_LOOP = (
+    "this connection belongs to another event loop; make one connection for each loop, "
+    "or call the connection's `blocking` from a thread without one"
+)
+
 NAMES = 10_000
 """Queues whose sends are counted; beyond it the one that was sent to first is forgotten."""
 
@@ -553,7 +558,7 @@ class Outbound:
         # A thread runs one loop at a time, so ours is the one; asking for the running one is a system call on 3.11.
         loop = self._loop
         if threading.get_ident() != self._thread or loop is None or not loop.is_running():
-            raise LoopError("this connection belongs to another event loop; make one connection for each loop")
+            raise LoopError(ANOTHER_LOOP)
 
     def _now_ms(self) -> int:
         return time.time_ns() // 1_000_000 if self._clock is SYSTEM else to_millis(self._clock.now())
