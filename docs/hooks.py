@@ -11,7 +11,6 @@ import inspect
 import json
 import re
 from collections.abc import Callable, Iterator
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +19,11 @@ from acemq import errors, telemetry, topology
 from acemq.connect_options import ConnectOptions
 from acemq.consume_options import ConsumeOptions
 from acemq.opening import transport_for
+from acemq.ops.abilities import ABILITIES, shown
 from acemq.publish_options import PublishOptions
 from acemq.settling import TABLE
 from acemq.testing.conformance import guarantees as proved
 from acemq.testing.conformance.report import counts
-from acemq.transport import FOREVER, Capabilities
 from benches import page
 from benches.page import table
 
@@ -101,7 +100,7 @@ _NAMED = re.compile(r"(?<=\s)\.(\w+)")
 def capabilities() -> str:
     memory = transport_for("memory://").capabilities
     rabbitmq = transport_for("amqp://localhost").capabilities
-    rows = [(what, *(shown(value(can)) for can in (memory, rabbitmq))) for what, value in _CAPABILITIES.items()]
+    rows = [(what, *(shown(value(can)) for can in (memory, rabbitmq))) for what, value in ABILITIES.items()]
     told = "\n".join(f"- {note}" for note in rabbitmq.notes)
     return f"{table(('', '`memory://`', '`amqp://`'), rows)}\n\nOf RabbitMQ, in its own words:\n\n{told}"
 
@@ -129,47 +128,6 @@ def conformance_runs() -> str:
 
 def reports() -> list[dict[str, Any]]:
     return [json.loads(path.read_text()) for path in sorted(REPORTS.glob("*.json"))]
-
-
-_CAPABILITIES: dict[str, Callable[[Capabilities], object]] = {
-    "messages survive a restart of the broker": lambda can: can.durable,
-    "delivery": lambda can: can.delivery.replace("_", " "),
-    "order of one publisher into one queue": lambda can: can.ordering,
-    "an unroutable message is": lambda can: can.unroutable,
-    "delayed publish (`delay=`)": lambda can: can.publish_delay,
-    "delayed retry without a copy": lambda can: can.requeue_delay if can.requeue_rewrites else None,
-    "rung queues for long retry waits": lambda can: can.dead_letter_routes,
-    "expiry of one message (`expires_in=`)": lambda can: can.expiry,
-    "priority levels a queue may have": lambda can: can.priorities or None,
-    "exclusive consumers": lambda can: can.exclusive,
-    "consumer priority": lambda can: can.consumer_priority,
-    "`max_length` of a queue": lambda can: can.max_length,
-    "longest time a delivery may be held": lambda can: can.hold_limit or FOREVER,
-    "largest message": lambda can: can.max_message,
-    "`depth()` is": lambda can: can.depth,
-}
-
-
-def shown(value: object) -> str:
-    match value:
-        case None | False:
-            return "no"
-        case True:
-            return "yes"
-        case timedelta():
-            return "no limit" if value == FOREVER else _time(value)
-        case int() if value >= 1 << 20:
-            return f"{value >> 20} MiB"
-        case _:
-            return str(value)
-
-
-def _time(length: timedelta) -> str:
-    seconds = round(length.total_seconds())
-    for unit, size in (("h", 3600), ("min", 60)):
-        if seconds % size == 0:
-            return f"{seconds // size} {unit}"
-    return f"{seconds} s"
 
 
 # Options, of which the classes say everything once

@@ -192,7 +192,7 @@ def target_of(queue: str) -> str:
 
 
 def _check_callable(verb: str, function: Callable[..., object]) -> Callable[..., object]:
-    if not callable(function):  # pyright: ignore[reportUnnecessaryIsInstance]
+    if not callable(function):
         raise ConfigurationError(f"{verb}() takes a function, not {function!r}")
     return function
 
