@@ -37,7 +37,9 @@ app.add_typer(dlq, name="dlq")
 app.add_typer(topology_app, name="topology")
 
 
-def duration(text: str) -> timedelta:
+def duration(text: str | timedelta) -> timedelta:
+    if isinstance(text, timedelta):  # typer passes defaults through here as well
+        return text
     found = re.fullmatch(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)", text)
     if found is None or not float(found[1]):
         raise typer.BadParameter(f"{text!r} is no length of time; write 30s, 10m, 2h or 1d")
@@ -171,7 +173,7 @@ def show_letters(
                     letter.replays,
                     letter.failed_at,
                     letter.how,
-                    letter.error.replace("\n", " "),
+                    letter.error,
                 )
                 for letter in several
             ],

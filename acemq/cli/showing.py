@@ -10,17 +10,16 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import msgspec
-from rich.box import SIMPLE_HEAD
+from rich.cells import cell_len
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.table import Table
 from rich.text import Text
 
 from acemq.patterns.replay import ReplayResult
 
 WIDTH = 100
-"""Columns of a table that goes elsewhere than to a terminal, or to a wider one."""
+"""Columns of a table, also on a wider terminal."""
 BODY_SHOWN = 64 * 1024
 """Bytes of a body."""
 
@@ -33,7 +32,7 @@ class Output:
 
     def __init__(self, *, as_json: bool, wide: bool = False) -> None:
         self.as_json = as_json
-        self._console = Console(highlight=False, soft_wrap=wide)
+        self._console = Console(highlight=False)
         self._wide = wide
 
     def items(self, kind: str, items: Sequence[Any], **more: Any) -> None:
@@ -57,21 +56,28 @@ class Output:
             self._console.print(Text(clean(line)), soft_wrap=True)
 
     def table(self, columns: Sequence[str], rows: Sequence[Sequence[object]], *, right: Sequence[str] = ()) -> None:
-        """Of rows that fit: the last column is cut where it does not, unless all is wanted."""
+        """At a terminal the last column is cut where it does not fit, unless all is wanted; elsewhere nothing is."""
         if self.as_json:
             return
-        table = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False, header_style="bold")
-        for column in columns:
-            table.add_column(column, justify="right" if column in right else "left", no_wrap=True, overflow="ellipsis")
-        for row in rows:
-            table.add_row(*map(_cell, row))
-        width = 10_000 if self._wide else min(self._console.width, WIDTH) if self._console.is_terminal else WIDTH
-        self._console.print(table, width=width)
+        cells = [[clean(shown(value)).replace("\n", " ") for value in row] for row in rows]
+        widths = [max(map(cell_len, column)) for column in zip(columns, *cells, strict=True)]
+        if self._console.is_terminal and not self._wide:
+            before = sum(widths[:-1]) + len(_GAP) * (len(widths) - 1)
+            widths[-1] = min(widths[-1], max(min(self._console.width, WIDTH) - before, _LEAST))
+        for number, row in enumerate([columns, *cells]):
+            line = Text(no_wrap=True, end="\n")
+            for column, cell, width in zip(columns, row, widths, strict=True):
+                cut = Text(cell, style="bold" if number == 0 else STYLES.get(cell, ""))
+                cut.truncate(width, overflow="ellipsis")
+                cut.align("right" if column in right else "left", width)
+                line.append(cut).append(_GAP)
+            line.rstrip()
+            self._console.print(line, soft_wrap=True)
 
 
-def _cell(value: object) -> Text:
-    text = clean(shown(value))
-    return Text(text, style=STYLES.get(text, ""))
+_GAP = "  "
+_LEAST = 20
+"""Columns that the last cell of a row is given in any case."""
 
 
 def shown(value: object) -> str:
