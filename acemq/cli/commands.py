@@ -173,12 +173,18 @@ def show_letters(
                     letter.replays,
                     letter.failed_at,
                     letter.how,
-                    letter.error,
+                    letter.error if wide else _short(letter),
                 )
                 for letter in several
             ],
             right=("#", "ATTEMPT", "REPLAYS"),
         )
+
+
+def _short(letter: letters.Letter) -> str:
+    """Without the words that say again how it was set aside."""
+    said, _, reason = letter.error.partition(": ")
+    return reason if reason and letter.how is not None else said
 
 
 def _show_letter(letter: letters.Letter, output: Output) -> None:
@@ -200,7 +206,7 @@ def _show_letter(letter: letters.Letter, output: Output) -> None:
     ]
     output.table(("MESSAGE", f"{letter.place} in the queue"), facts)
     output.say()
-    output.table(("HEADER", "VALUE"), sorted(letter.headers.items()))
+    output.table(("HEADER", "VALUE"), [(name, str(value)) for name, value in sorted(letter.headers.items())])
     output.say()
     output.say(body_of(letter.body))
 

@@ -51,9 +51,9 @@ class Output:
             print(clean(message), file=sys.stderr)
 
     def say(self, line: str = "") -> None:
-        """A line for people, whole however long."""
+        """A line for people, broken between words at a terminal and nowhere else."""
         if not self.as_json:
-            self._console.print(Text(clean(line)), soft_wrap=True)
+            self._console.print(Text(clean(line)), soft_wrap=not self._console.is_terminal)
 
     def table(self, columns: Sequence[str], rows: Sequence[Sequence[object]], *, right: Sequence[str] = ()) -> None:
         """At a terminal the last column is cut where it does not fit, unless all is wanted; elsewhere nothing is."""

@@ -45,7 +45,7 @@ class Examination(msgspec.Struct, frozen=True):
     abilities: dict[str, str]
     """What the transport can do, in words; empty where it could not be asked."""
     notes: tuple[str, ...]
-    """What the transport says of itself."""
+    """What should be known about the topology, and what the transport says of itself."""
     answered: bool
     """Somebody took the connection."""
 
@@ -68,11 +68,13 @@ async def examine(url: str, topology: Topology | None = None, *, within: timedel
             symptoms.append(Symptom("connection", "ok", f"{mq.state.endpoint}, in {_ms(time.monotonic() - began)}"))
             symptoms += _safety(url, mq)
             symptoms += await _answers(mq)
+            advice: tuple[str, ...] = ()
             if topology is not None:
-                symptoms += await _topology(mq, topology)
+                found, advice = await _topology(mq, topology)
+                symptoms += found
             can = mq.capabilities
             abilities = {what.replace("`", ""): shown(value(can)) for what, value in ABILITIES.items()}
-            return Examination(tuple(symptoms), abilities, can.notes, answered=True)
+            return Examination(tuple(symptoms), abilities, (*advice, *can.notes), answered=True)
     except (ConnectionFailedError, SecurityError) as error:
         detail = f"{without_secrets(str(error))}. {_advice(error)}"
         return Examination((*symptoms, Symptom("connection", "wrong", detail)), {}, (), answered=False)
@@ -117,7 +119,7 @@ async def _answers(mq: AceMQ) -> list[Symptom]:
     return symptoms
 
 
-async def _topology(mq: AceMQ, topology: Topology) -> list[Symptom]:
+async def _topology(mq: AceMQ, topology: Topology) -> tuple[list[Symptom], tuple[str, ...]]:
     plan = await mq.plan(topology)
     symptoms = [
         Symptom(
@@ -132,14 +134,13 @@ async def _topology(mq: AceMQ, topology: Topology) -> list[Symptom]:
     ]
     if not symptoms:
         symptoms.append(Symptom("topology", "ok", f"all {len(plan.findings)} objects are as described"))
-    symptoms += [Symptom("advice", "look", sentence) for sentence in plan.advice]
     missing = {finding.name for finding in plan.findings if finding.verdict == "missing"}
     there = Topology(queues=tuple(queue for queue in topology.queues if queue.name not in missing))
     for line in await look_at_queues(mq, (), there) if there.queues else ():
         if line.needs_somebody:
             detail = f"{line.dead or 0} dead letters, {line.parked or 0} parked; `acemq dlq ls {line.queue}`"
             symptoms.append(Symptom(f"queue {line.queue}", "look", detail))
-    return symptoms
+    return symptoms, plan.advice
 
 
 def _ms(seconds: float) -> str:
