@@ -32,7 +32,7 @@ FAULTS = (
 
 def _answer_yes(terminal: Tmux) -> None:
     terminal.shows("[y/N]")
-    terminal.type("y")
+    terminal.enter("y")
 
 
 def _interrupt(terminal: Tmux) -> None:
@@ -66,7 +66,7 @@ def take(server: RabbitMQ) -> Iterator[tuple[str, str]]:
         with Tmux(ACEMQ_URL=url, TZ="UTC") as terminal:
             for name, (command, then) in SCREENS.items():
                 terminal.clear()
-                terminal.type(command.replace("shop:topology", TOPOLOGY))
+                terminal.enter(command.replace("shop:topology", TOPOLOGY))
                 if then is not None:
                     then(terminal)
                 terminal.is_at_rest()

@@ -55,7 +55,7 @@ class Pty:
         """Wait for it."""
         wait_for(lambda output: text in output, repr(text), lambda: self.output)
 
-    def type(self, keys: str) -> None:
+    def press(self, keys: str) -> None:
         assert self._process.stdin is not None
         self._process.stdin.write(keys.encode())
         self._process.stdin.flush()
@@ -89,7 +89,7 @@ class Tmux:
         kept = {name: value for name, value in os.environ.items() if not name.startswith(("TMUX", "ACEMQ", "LC_"))}
         size = ("-x", str(COLUMNS), "-y", str(ROWS))
         self._tmux("-f", "/dev/null", "new-session", "-d", *size, "exec sh", environment={**kept, **given})
-        self.type(f"PS1='{self.PROMPT} '")  # root's is another
+        self.enter(f"PS1='{self.PROMPT} '")  # root's is another
         self.is_at_rest()
 
     def _tmux(self, *words: str, environment: dict[str, str] | None = None) -> str:
@@ -99,7 +99,7 @@ class Tmux:
             raise CannotBeHad(f"tmux {words[0]}: {done.stderr.strip()}")
         return done.stdout
 
-    def type(self, line: str) -> None:
+    def enter(self, line: str) -> None:
         self._tmux("send-keys", "-l", line)
         self._tmux("send-keys", "Enter")
 
@@ -119,7 +119,7 @@ class Tmux:
         self._wait(lambda screen: screen.splitlines()[-1:] == [self.PROMPT], "a prompt at the end")
 
     def clear(self) -> None:
-        self.type("clear")
+        self.enter("clear")
         self._wait(lambda screen: screen.strip() == self.PROMPT, "an empty screen")
 
     def _wait(self, holds: Callable[[str], bool], what: str) -> None:

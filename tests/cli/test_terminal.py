@@ -58,7 +58,7 @@ async def test_at_a_terminal_it_asks_and_does_what_is_answered(
     shown = terminal("replay", dead)
     shown.shows(f"Replay the 3 messages of {dead} into {queue}? [y/N]: ")
     assert foreign.depth(dead) == 3
-    shown.type(f"{answer}\n")
+    shown.press(f"{answer}\n")
     assert shown.ended() == code, shown.output
     assert (foreign.depth(queue), foreign.depth(dead)) == (moved, 3 - moved)
 
@@ -66,7 +66,7 @@ async def test_at_a_terminal_it_asks_and_does_what_is_answered(
 async def test_ctrl_c_at_the_question_does_nothing(terminal: Open, foreign: Foreign, queue: str, dead: str) -> None:
     shown = terminal("replay", dead)
     shown.shows("[y/N]: ")
-    shown.type(CTRL_C)
+    shown.press(CTRL_C)
     assert shown.ended() == ExitCode.INTERRUPTED, shown.output
     assert "Traceback" not in shown.output
     assert (foreign.depth(queue), foreign.depth(dead)) == (0, 3)
@@ -90,7 +90,7 @@ async def test_a_replay_interrupted_by_sigint_counts_what_a_foreign_client_finds
         return foreign.depth(queue) >= 3
 
     await until(something_has_moved)
-    shown.type(CTRL_C)
+    shown.press(CTRL_C)
     assert shown.ended() == ExitCode.PARTLY, shown.output
     assert "Traceback" not in shown.output
     found = re.search(r"(\d+) of (\d+) replayed into .*; (\d+) put back; stopped: (\w+)", shown.output)
@@ -110,7 +110,7 @@ async def test_ctrl_c_while_it_dials_ends_at_once(terminal: Open) -> None:
         shown = terminal("health", "--timeout", "60s", url=url)
         connection, _ = await asyncio.to_thread(silent.accept)
         with connection:
-            shown.type(CTRL_C)
+            shown.press(CTRL_C)
             assert shown.ended() == ExitCode.INTERRUPTED, shown.output
     assert "Traceback" not in shown.output
 
