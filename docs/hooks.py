@@ -14,12 +14,17 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from typer.main import get_command
+
 import acemq
 from acemq import errors, telemetry, topology
+from acemq.cli.commands import app as cli
+from acemq.cli.running import ExitCode
 from acemq.connect_options import ConnectOptions
 from acemq.consume_options import ConsumeOptions
 from acemq.opening import transport_for
 from acemq.ops.abilities import ABILITIES, shown
+from acemq.ops.filters import FIELDS, HEADER
 from acemq.publish_options import PublishOptions
 from acemq.settling import TABLE
 from acemq.testing.conformance import guarantees as proved
@@ -236,6 +241,66 @@ METRICS = {
 }
 
 
+# The command line
+
+
+def exit_codes() -> str:
+    body = ast.parse(inspect.getsource(ExitCode)).body[0]
+    assert isinstance(body, ast.ClassDef)
+    said = [text for statement in body.body[1:] if (text := text_of(statement))]
+    return table(("code", "means"), ((f"{code.value}", text) for code, text in zip(ExitCode, said, strict=True)))
+
+
+def filter_fields() -> str:
+    return "The fields are " + ", ".join(f"`{field}`" for field in (*FIELDS, f"{HEADER}NAME")) + "."
+
+
+def commands() -> str:
+    """Every command with its arguments and options, as its `--help` has them."""
+    return "\n\n".join(_command(words, command) for words, command in command_tree())
+
+
+def command_tree() -> Iterator[tuple[str, Any]]:
+    """Each command by its words, groups left out."""
+
+    def walk(words: str, node: Any) -> Iterator[tuple[str, Any]]:
+        if not hasattr(node, "commands"):
+            yield words, node
+            return
+        for name, child in node.commands.items():
+            yield from walk(f"{words} {name}", child)
+
+    yield from walk("acemq", get_command(cli))
+
+
+def _command(words: str, command: Any) -> str:
+    example, codes = re.fullmatch(r"Example: (.+?)\.  (Exit codes: .*)", command.epilog, re.DOTALL).groups()  # type: ignore[union-attr]
+    rows = [
+        (
+            f"`{_called(parameter)}`",
+            " ".join(filter(None, (parameter.help, _default(parameter)))),
+        )
+        for parameter in command.params
+        if parameter.name != "help"
+    ]
+    return "\n\n".join(
+        (f"### {words}", paragraph_of(command.help), table(("", "is"), rows), f"Example: `{example}`. {codes}")
+    )
+
+
+def _called(parameter: Any) -> str:
+    if parameter.param_type_name == "argument":
+        return parameter.metavar or parameter.name.upper()
+    return ", ".join(parameter.opts)
+
+
+def _default(parameter: Any) -> str:
+    if parameter.required:
+        return "Required."
+    shown = parameter.show_default if isinstance(parameter.show_default, str) else parameter.default
+    return f"Default: {shown}." if shown and parameter.default is not None else ""
+
+
 # Every public name
 
 
@@ -287,6 +352,9 @@ MADE: dict[str, Callable[[], str]] = {
     "diagnostics": diagnostics,
     "metrics": metrics,
     "names": names,
+    "commands": commands,
+    "exit-codes": exit_codes,
+    "filter-fields": filter_fields,
     "benchmarks": page.benchmarks,
     "costs": page.costs,
     "guarantees": guarantees,
