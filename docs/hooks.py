@@ -274,7 +274,9 @@ def command_tree() -> Iterator[tuple[str, Any]]:
 
 
 def _command(words: str, command: Any) -> str:
-    example, codes = re.fullmatch(r"Example: (.+?)\.  (Exit codes: .*)", command.epilog, re.DOTALL).groups()  # type: ignore[union-attr]
+    said = re.fullmatch(r"Example: (.+?)\.  (Exit codes: .*)", command.epilog, re.DOTALL)
+    assert said is not None, f"{words} has no example and no codes in its epilog"
+    example, codes = said.groups()
     rows = [
         (
             f"`{_called(parameter)}`",
@@ -290,7 +292,7 @@ def _command(words: str, command: Any) -> str:
 
 def _called(parameter: Any) -> str:
     if parameter.param_type_name == "argument":
-        return parameter.metavar or parameter.name.upper()
+        return str(parameter.metavar or parameter.name.upper())
     return ", ".join(parameter.opts)
 
 

@@ -165,7 +165,10 @@ class Replay(msgspec.Struct, frozen=True):
         return await self._run(limit, dry=False)
 
     async def dry_run(self, limit: int | None = None) -> ReplayResult:
-        """Look, publish nothing, give everything back."""
+        """Look, publish nothing, give everything back.
+
+        All that it looks at is held meanwhile, so it stops as `HELD` at 10,000, or at what `where(…, hold=)` says.
+        """
         return await self._run(limit, dry=True)
 
     async def _run(self, limit: int | None, *, dry: bool) -> ReplayResult:
