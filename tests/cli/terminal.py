@@ -89,6 +89,7 @@ class Tmux:
         kept = {name: value for name, value in os.environ.items() if not name.startswith(("TMUX", "ACEMQ", "LC_"))}
         size = ("-x", str(COLUMNS), "-y", str(ROWS))
         self._tmux("-f", "/dev/null", "new-session", "-d", *size, "exec sh", environment={**kept, **given})
+        self._wait(lambda screen: screen.strip() in ("#", "$"), "the first prompt")
         self.enter(f"PS1='{self.PROMPT} '")  # root's is another
         self.is_at_rest()
 

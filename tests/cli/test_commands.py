@@ -323,6 +323,33 @@ async def test_doctor_finds_what_is_missing_and_what_lies_set_aside(
 # As a program
 
 
+async def test_programs_find_the_same_keys_for_ever(run: Run, queue: str, dead: str) -> None:
+    """Keys are added, never taken away or renamed, while the first of them is 1."""
+    shop = ("--topology", "tests.cli.shop:topology")
+    for words, kind, keys in (
+        (("queues", queue), "queues", "queue ready dead parked"),
+        (("dlq", "ls", queue), "dlq", "source waiting of"),
+        (
+            ("dlq", "show", dead),
+            "dlq.messages",
+            "place id type attempt replays error how error_type failed_queue failed_at failed_by first_seen "
+            "correlation_id content_type size headers body",
+        ),
+        (("topology", "show", *shop), "topology", "kind name type durable exclusive auto_delete arguments"),
+        (("topology", "plan", *shop), "topology.plan", "verdict kind name argument wanted found note"),
+        (("health",), "health", "name status detail"),
+        (("doctor",), "doctor", "what verdict detail"),
+    ):
+        told = (await run(*words, "--json")).json
+        assert {"acemq", "kind", "at", "items", "next"} <= told.keys()
+        assert (told["acemq"], told["kind"]) == (1, kind)
+        assert set(keys.split()) <= told["items"][0].keys()
+    acted = (await run("replay", dead, "--dry-run", "--json")).json
+    assert {"acemq", "kind", "at", "affected", "skipped", "took", "replay"} <= acted.keys()
+    result = "source target looked_at replayed put_back stopped took dry last_error in_doubt"
+    assert set(result.split()) <= acted["replay"].keys()
+
+
 def test_without_its_extra_it_says_in_one_line_what_to_install() -> None:
     code = "import sys; sys.modules['typer'] = None; from acemq.cli import main; main()"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=ROOT)

@@ -45,6 +45,15 @@ def at(moved: int, act: Act) -> Callable[[ReplayResult], None]:
     return progress
 
 
+async def all_are_back(foreign: Foreign, queue: str) -> None:
+    """Wait until the broker has noticed the end of the connection, and has sorted back in what was held."""
+
+    def are_back() -> bool:
+        return foreign.depth(queue) + foreign.depth(f"{queue}.dlq") >= COUNT
+
+    await until(are_back)
+
+
 def check(foreign: Foreign, queue: str, every: list[str], result: ReplayResult) -> None:
     """The numbers of the result bound what is there; without doubt they are exact."""
     gone, kept = ([letter.id for letter in foreign.look(where)] for where in (queue, f"{queue}.dlq"))
@@ -75,10 +84,7 @@ async def test_a_link_that_is_cut_ends_the_run_and_its_counts_are_those_of_both_
     assert result.stopped is StopReason.FAILED
     assert 100 <= result.replayed < 350
 
-    def has_all_back() -> bool:
-        return foreign.depth(queue) + foreign.depth(f"{queue}.dlq") >= COUNT
-
-    await until(has_all_back)
+    await all_are_back(foreign, queue)
     check(foreign, queue, every, result)
     # What was given up is finished by the next run.
     await mq.replay(f"{queue}.dlq").in_batches(50).run()
@@ -173,10 +179,7 @@ async def test_m102_a_blocking_script_that_is_killed_half_way_loses_none_and_dou
     running.kill()
     running.wait()
 
-    def has_all_back() -> bool:
-        return foreign.depth(queue) + foreign.depth(f"{queue}.dlq") >= COUNT
-
-    await until(has_all_back)
+    await all_are_back(foreign, queue)
     gone, kept = ([letter.id for letter in foreign.look(where)] for where in (queue, f"{queue}.dlq"))
     assert {*gone, *kept} == set(every)
     assert len(gone) + len(kept) - COUNT in (0, 1)
@@ -194,6 +197,7 @@ async def test_a_blocking_script_that_is_interrupted_ends_and_its_counts_are_tho
     await until(is_half_way, within=30)
     os.kill(running.pid, signal.SIGINT)
     await asyncio.to_thread(running.wait, 20)
+    await all_are_back(foreign, queue)
     words = (tmp_path / "output").read_text()
     assert words.rstrip().endswith("KeyboardInterrupt"), words
     (told,) = [line for line in words.splitlines() if "CANCELLED" in line]

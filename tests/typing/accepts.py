@@ -10,6 +10,8 @@ from acemq import (
     AceMQ,
     Ack,
     Batch,
+    BlockingMQ,
+    BlockingPulled,
     Consumer,
     ConsumerGroup,
     Message,
@@ -18,6 +20,7 @@ from acemq import (
     Publisher,
     Pulled,
     Receiving,
+    ReplayResult,
     RetryPolicy,
     one_of,
 )
@@ -131,3 +134,10 @@ async def in_hand(mq: AceMQ) -> None:
     publisher = mq.publisher("orders-events", "order.placed", Order)
     assert_type(publisher, Publisher[Order])
     await publisher.publish(RushOrder("o-1", "c"))
+
+
+def blocking(mq: BlockingMQ) -> None:
+    assert_type(mq.pull("orders", Order), BlockingPulled[Order] | None)
+    mq.consume("orders", Order, note_plainly, concurrency=4)
+    assert_type(mq.replay("orders.dlq").at_rate(50).where(lambda message: b"o-1" in message.body).run(), ReplayResult)
+    assert_type(mq.run(lambda asynchronous: asynchronous.exists("orders")), bool)

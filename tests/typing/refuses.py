@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from acemq import AceMQ, Batch, Message
+from acemq import AceMQ, Batch, BlockingMQ, Message
 from tests.typing.accepts import Order, Priced, Shipped, load, maybe, note, price, ship
 
 
@@ -58,6 +58,16 @@ async def in_hand(mq: AceMQ) -> None:
         priced: Priced = (await anext(receiving)).payload  # type: ignore[assignment]  # pyright: ignore[reportAssignmentType]
         print(priced)
     pulled = await mq.pull("o", Order)
+    if pulled:
+        cents: int = pulled.payload  # type: ignore[assignment]  # pyright: ignore[reportAssignmentType]
+        print(cents)
+
+
+def blocking(mq: BlockingMQ) -> None:
+    mq.consume("o", Order, note)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    mq.replay("o.dlq").until(5)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    mq.send("o", Order("1"), delay=5)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    pulled = mq.pull("o", Order)
     if pulled:
         cents: int = pulled.payload  # type: ignore[assignment]  # pyright: ignore[reportAssignmentType]
         print(cents)
