@@ -32,8 +32,11 @@ def wait_for(holds: Callable[[str], bool], what: str, shown: Callable[[], str], 
 class Pty:
     """One command on a pseudo-terminal of its own, where Ctrl-C is a key that the system turns into a signal."""
 
-    # In a process of its own, since one with threads must not fork.
-    _SPAWN = "import os, pty, sys; sys.exit(os.waitstatus_to_exitcode(pty.spawn(sys.argv[1:])))"
+    # In a process of its own, since one with threads must not fork. SIGINT may be ignored where the tests run.
+    _SPAWN = (
+        "import os, pty, signal, sys; signal.signal(signal.SIGINT, signal.SIG_DFL); "
+        "sys.exit(os.waitstatus_to_exitcode(pty.spawn(sys.argv[1:])))"
+    )
 
     def __init__(self, *words: str, url: str, output: Path) -> None:
         self._output = output
