@@ -7,13 +7,14 @@ import os
 import threading
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
-from contextvars import copy_context
 from typing import TypeVar
 
 from acemq.errors import ClosedError, LoopError
 
 T = TypeVar("T")
 
+_LOOKS_AGAIN = 1.0
+"""Seconds after which a waiting call sees whether its loop is still there."""
 _ENDS_WITHIN = 5.0
 """Seconds for what is left on a loop that is stopped."""
 
@@ -46,16 +47,27 @@ class Crossing:
                 task.cancel()
 
         try:
-            self._loop.call_soon_threadsafe(start, context=copy_context())
+            self._loop.call_soon_threadsafe(start)  # in the context of this thread
         except RuntimeError:
             raise self._closed() from None
         try:
-            return done.result()
+            return self._result_of(done)
         except KeyboardInterrupt:
             # A second one leaves without waiting.
             self._loop.call_soon_threadsafe(cancel)
             done.exception()
             raise
+
+    def _result_of(self, done: Future[T]) -> T:
+        while True:
+            try:
+                done.exception(_LOOKS_AGAIN)
+            except TimeoutError:
+                # A loop that has ended meanwhile leaves nobody who would answer.
+                if self._loop.is_closed():
+                    raise self._closed() from None
+            else:
+                return done.result()
 
     def _hand_over(self, task: asyncio.Task[T], done: Future[T]) -> None:
         if task.cancelled():

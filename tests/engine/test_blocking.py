@@ -268,6 +268,27 @@ async def _send(mq: acemq.AceMQ) -> None:
     await mq.send("mail", 1)
 
 
+def test_a_call_that_waits_while_its_loop_ends_is_told_so() -> None:
+    told: list[BaseException] = []
+
+    def wait(mq: acemq.AceMQ) -> None:
+        try:
+            mq.blocking.pull("orders", int, wait=SECOND * 60)
+        except ClosedError as closed:
+            told.append(closed)
+
+    async def main() -> threading.Thread:
+        mq = await acemq.connect("memory://")
+        await mq.declare(Topology().queue("orders"))
+        thread = threading.Thread(target=wait, args=(mq,))
+        thread.start()
+        await asyncio.to_thread(lambda: mq.blocking.exists("orders"))  # behind the pull
+        return thread
+
+    asyncio.run(main()).join(10)
+    assert len(told) == 1
+
+
 # Opening, closing, interrupting
 
 

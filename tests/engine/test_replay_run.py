@@ -23,7 +23,7 @@ from acemq import (
     Topology,
 )
 from acemq import headers as h
-from acemq.transport import Outgoing
+from acemq.transport import Outgoing, Settled, Settlement, Verb
 from tests.engine.test_replay import left
 
 
@@ -75,6 +75,18 @@ async def test_a_rate_goes_on_evenly_after_a_stall_and_does_not_rush(still: AceM
     assert 60 <= (await still.depth("orders")).ready <= 67
     await clock.advance(timedelta(seconds=5))
     await run
+
+
+async def test_a_batch_after_a_stall_is_no_larger_than_its_rate_allows(still: AceMQ, clock: MovableClock) -> None:
+    stalled = asyncio.Event()
+    holding_up(still, lambda batch: batch[0].body == b"1" and not stalled.is_set(), stalled)
+    run = asyncio.ensure_future(still.replay("orders.dlq").at_rate(50).in_batches(100).run())
+    await clock.advance(timedelta(seconds=10))
+    stalled.set()
+    await clock.rest()
+    assert 2 <= (await still.depth("orders")).ready <= 9
+    await clock.advance(timedelta(seconds=5))
+    assert (await run).replayed == 200
 
 
 @pytest.mark.parametrize("absolute", [False, True])
@@ -218,6 +230,38 @@ async def test_cancelled_while_it_waits_for_its_rate_it_ends_at_once(mq: AceMQ, 
     with pytest.raises(asyncio.CancelledError):
         await run
     assert (await left(mq, queue), await left(mq, dead)) == ([0], [1, 2])
+
+
+def finding_stale(mq: AceMQ, verb: Verb) -> None:
+    """As a transport answers when the broker has taken back what was held."""
+    settle = mq.transport.settle
+
+    async def settling(batch: Sequence[Settlement]) -> Sequence[Settled]:
+        if any(settlement.verb is verb for settlement in batch):
+            return [Settled.STALE] * len(batch)
+        return await settle(batch)
+
+    mq.transport.settle = settling  # type: ignore[method-assign]
+
+
+async def test_a_copy_whose_original_was_taken_back_is_in_both_queues_and_the_result_says_so(
+    mq: AceMQ, queue: str, dead: str
+) -> None:
+    await mq.send_many(dead, range(3))
+    finding_stale(mq, Verb.ACCEPT)
+    with pytest.raises(ReplayError, match="1 may be in both queues") as failed:
+        await mq.replay(dead).run()
+    assert (failed.value.result.replayed, failed.value.result.in_doubt) == (1, 1)
+
+
+async def test_what_was_taken_back_before_the_end_fails_the_run(mq: AceMQ, queue: str, dead: str) -> None:
+    """Somebody else may have had it, and it may have been looked at twice."""
+    await mq.send_many(dead, range(3))
+    finding_stale(mq, Verb.REQUEUE)
+    with pytest.raises(ReplayError, match="taken back what was held") as failed:
+        await mq.replay(dead).where(lambda message: message.body == b"1").run()
+    assert (failed.value.result.replayed, failed.value.result.in_doubt) == (1, 0)
+    assert failed.value.result.stopped is StopReason.FAILED
 
 
 async def test_a_source_that_goes_missing_ends_the_run_with_its_numbers(mq: AceMQ, queue: str, dead: str) -> None:
