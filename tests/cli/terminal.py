@@ -105,6 +105,8 @@ class Tmux:
 
     def enter(self, line: str) -> None:
         self._tmux("send-keys", "-l", line)
+        # Seen first: else the prompt before it could be taken for the one behind it.
+        self._wait(lambda screen: screen.rstrip().endswith(line), f"{line!r} as it was typed")
         self._tmux("send-keys", "Enter")
 
     def press(self, key: str) -> None:
