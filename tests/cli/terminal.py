@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-import secrets
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -86,7 +86,7 @@ class Tmux:
     def __init__(self, **environment: str) -> None:
         if shutil.which("tmux") is None:
             install("tmux")
-        self._socket = f"acemq-{secrets.token_hex(4)}"
+        self._folder = tempfile.TemporaryDirectory(prefix="acemq-tmux-")
         path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
         given = {"PATH": path, "PYTHONPATH": str(ROOT), "LANG": "C.UTF-8", **environment}
         kept = {name: value for name, value in os.environ.items() if not name.startswith(("TMUX", "ACEMQ", "LC_"))}
@@ -97,7 +97,7 @@ class Tmux:
         self.is_at_rest()
 
     def _tmux(self, *words: str, environment: dict[str, str] | None = None) -> str:
-        command = ["tmux", "-u", "-L", self._socket, *words]
+        command = ["tmux", "-u", "-S", f"{self._folder.name}/socket", *words]
         done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT, env=environment)
         if done.returncode != 0:
             raise CannotBeHad(f"tmux {words[0]}: {done.stderr.strip()}")
@@ -136,3 +136,4 @@ class Tmux:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self._tmux("kill-server")
+        self._folder.cleanup()
