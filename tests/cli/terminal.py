@@ -92,9 +92,6 @@ class Tmux:
         kept = {name: value for name, value in os.environ.items() if not name.startswith(("TMUX", "ACEMQ", "LC_"))}
         size = ("-x", str(COLUMNS), "-y", str(ROWS))
         self._tmux("-f", "/dev/null", "new-session", "-d", *size, "exec sh", environment={**kept, **given})
-        self._wait(lambda screen: screen.strip() in ("#", "$"), "the first prompt")
-        self.enter(f"PS1='{self.PROMPT} '")  # root's is another
-        self.is_at_rest()
 
     def _tmux(self, *words: str, environment: dict[str, str] | None = None) -> str:
         command = ["tmux", "-u", "-S", f"{self._folder.name}/socket", *words]
@@ -132,8 +129,18 @@ class Tmux:
         wait_for(holds, what, lambda: self.screen)
 
     def __enter__(self) -> Self:
+        try:
+            self._wait(lambda screen: screen.strip() in ("#", "$"), "the first prompt")
+            self.enter(f"PS1='{self.PROMPT} '")  # root's is another
+            self.is_at_rest()
+        except BaseException:
+            self._end()
+            raise
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._end()
+
+    def _end(self) -> None:
         self._tmux("kill-server")
         self._folder.cleanup()
