@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 ARGS ?=
 
-.PHONY: demo test test-slow fuzz check bench bench-quick bench-peers docs clean
+.PHONY: demo test test-slow fuzz check bench bench-quick bench-peers docs screens clean
 
 demo: $(VENV)/demo.stamp
 	@$(BIN)/python -m examples.flights $(ARGS)
@@ -46,6 +46,10 @@ bench-peers: $(VENV)/peers.stamp
 
 docs: $(VENV)/dev.stamp
 	$(BIN)/mkdocs build --strict
+
+# The screens of the command line, taken anew in a real terminal.
+screens: $(VENV)/dev.stamp
+	@$(BIN)/python -m tests.cli.screens docs/screens
 
 clean:
 	rm -rf $(VENV) build dist site .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis

@@ -3,8 +3,10 @@
 Every public name is imported from here. A transport is loaded when a URL first names it.
 """
 
+from acemq import blocking
 from acemq.ack import Ack
 from acemq.batching import Batch, BatchHandler
+from acemq.blocking import BlockingConsumer, BlockingMQ, BlockingPulled, BlockingReplay
 from acemq.clock import Clock, MovableClock, SystemClock
 from acemq.codec import BytesCodec, Codec, Codecs, JsonCodec, MsgpackCodec, Payload, PayloadType, TextCodec, one_of
 from acemq.connect_options import ConnectOptions
@@ -85,6 +87,10 @@ __all__ = [
     "BatchHandler",
     "BatchPublishError",
     "BlockedError",
+    "BlockingConsumer",
+    "BlockingMQ",
+    "BlockingPulled",
+    "BlockingReplay",
     "BytesCodec",
     "Capabilities",
     "CapabilityError",
@@ -180,6 +186,7 @@ __all__ = [
     "TopologyMode",
     "UnroutableError",
     "WhenBlocked",
+    "blocking",
     "connect",
     "current_message",
     "one_of",

@@ -42,7 +42,7 @@ from acemq.moving import Mover
 from acemq.opening import Opening, transport_for
 from acemq.plan import Plan
 from acemq.publish_options import PublishOptions
-from acemq.publishing import Outbound, Publisher, Receipt
+from acemq.publishing import ANOTHER_LOOP, Outbound, Publisher, Receipt
 from acemq.pulling import Pulled
 from acemq.receiving import Receiving
 from acemq.retry import DEFAULT, RetryPolicy
@@ -584,13 +584,19 @@ class Connection:
                 raise
             raise public from error
 
-    def _check_usable(self) -> None:
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop:
+        """The one that opened it, and on which it is used."""
         if self._loop is None:
             raise ClosedError("the connection is not open yet; use `async with acemq.connect(…) as mq:`")
+        return self._loop
+
+    def _check_usable(self) -> None:
+        loop = self.loop
         if self._stop.is_asked:
             raise ClosedError("the connection is closed; connect again")
-        if asyncio.get_running_loop() is not self._loop:
-            raise LoopError("this connection belongs to another event loop; make one connection for each loop")
+        if asyncio.get_running_loop() is not loop:
+            raise LoopError(ANOTHER_LOOP)
 
     def _time_left(self) -> timedelta:
         if self._close_by is None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TypeVar, Unpack
+from typing import TYPE_CHECKING, TypeVar, Unpack
 
 from acemq.codec import Payload
 from acemq.connect_options import ConnectOptions
 from acemq.connection import Connection
+from acemq.crossing import Crossing
 from acemq.envelope import Envelope
 from acemq.opening import Opening
 from acemq.patterns import routing_slip
@@ -18,6 +19,9 @@ from acemq.publish_options import PublishOptions
 from acemq.publishing import Receipt
 from acemq.topology import check_name
 
+if TYPE_CHECKING:
+    from acemq.blocking import BlockingMQ
+
 T = TypeVar("T")
 
 
@@ -27,6 +31,16 @@ class AceMQ(Connection):
     def ordered(self, name: str, payload: Payload[T]) -> Ordered[T]:
         """A queue whose messages are in order by key, over many processes; describe it, then declare it."""
         return Ordered(self, check_name("ordered queue", name), payload)
+
+    @property
+    def blocking(self) -> BlockingMQ:
+        """The same connection for other threads, and for handlers that are plain functions: its methods wait.
+
+        Closing stays the business of the loop that opened it. `ClosedError` before it is open.
+        """
+        from acemq.blocking import BlockingMQ  # which stands on this file
+
+        return BlockingMQ(self, loop_of=Crossing(self.loop, repr(self)))
 
     def pipeline(self, name: str, payload: type[T]) -> Pipeline[T, T]:
         """A pipeline that begins with `payload`; describe its steps, then start it."""

@@ -48,6 +48,11 @@ T_contra = TypeVar("T_contra", contravariant=True)
 WINDOW = 500
 """Messages of one batch handed to a transport at a time."""
 
+ANOTHER_LOOP = (
+    "this connection belongs to another event loop; make one connection for each loop, "
+    "or call the connection's `blocking` from a thread without one"
+)
+
 NAMES = 10_000
 """Queues whose sends are counted; beyond it the one that was sent to first is forgotten."""
 
@@ -348,18 +353,28 @@ class Outbound:
 
     async def move(self, outgoing: Outgoing) -> PublishResult:
         """A copy, confirmed and mandatory, also while the connection closes. How it ended is a value, never raised."""
-        if not self.permits.take_now() and not await self.permits.take_some(1, self._timeout):
-            return PublishResult(Published.REFUSED, port.TimedOut(self.permits.shortage(self._timeout)))
-        try:
-            (result,) = await self._transport.publish((outgoing,), within=self._timeout)
-        except AcemqError as error:
-            self.permits.give(1)
-            return PublishResult(Published.REFUSED if isinstance(error, ClosedError) else Published.FAILED, error)
-        except BaseException:
-            self.permits.owe(1)
-            raise
-        self.permits.give(1)
+        (result,) = await self.move_some((outgoing,))
         return result
+
+    async def move_some(self, batch: Sequence[Outgoing]) -> Sequence[PublishResult]:
+        """The same for the first of a batch: for as many as there is room for, one at least, in order."""
+        taken = 0
+        while taken < len(batch) and self.permits.take_now():
+            taken += 1
+        if not taken and not (taken := await self.permits.take_some(len(batch), self._timeout)):
+            return (PublishResult(Published.REFUSED, port.TimedOut(self.permits.shortage(self._timeout))),)
+        some = batch[:taken]
+        try:
+            results = await self._transport.publish(some, within=self._timeout)
+        except AcemqError as error:
+            self.permits.give(taken)
+            outcome = Published.REFUSED if isinstance(error, ClosedError) else Published.FAILED
+            return [PublishResult(outcome, error)] * taken
+        except BaseException:
+            self.permits.owe(taken)
+            raise
+        self.permits.give(taken)
+        return results
 
     # Encoding
 
@@ -543,7 +558,7 @@ class Outbound:
         # A thread runs one loop at a time, so ours is the one; asking for the running one is a system call on 3.11.
         loop = self._loop
         if threading.get_ident() != self._thread or loop is None or not loop.is_running():
-            raise LoopError("this connection belongs to another event loop; make one connection for each loop")
+            raise LoopError(ANOTHER_LOOP)
 
     def _now_ms(self) -> int:
         return time.time_ns() // 1_000_000 if self._clock is SYSTEM else to_millis(self._clock.now())

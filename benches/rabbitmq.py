@@ -15,6 +15,7 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from benches import c_client, filling
+from benches import replay as replays
 from benches.rounds import Measure
 from benches.running import Figures, Task, python_client, run_client, run_pair
 from benches.targets import Target
@@ -112,6 +113,7 @@ TARGETS = (
     _shown(CONSUME, UVLOOP, OURS),
     _shown(CONSUME, OURS, C_BY_50),
     _shown(LATENCY, OURS, C, "p50_ms"),
+    *replays.TARGETS,
 )
 
 PREFETCH = 200
@@ -155,6 +157,7 @@ def measures(url: str, *, quick: bool = False, c: Path | None = None) -> Sequenc
             },
         ),
         Measure(name=GROWTH, candidates={OURS: partial(_grow, every[OURS], growth)}, most_rounds=1),
+        *replays.measures(url, quick=quick),
     )
 
 

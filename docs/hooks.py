@@ -11,20 +11,24 @@ import inspect
 import json
 import re
 from collections.abc import Callable, Iterator
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+from typer.main import get_command
+
 import acemq
 from acemq import errors, telemetry, topology
+from acemq.cli.commands import app as cli
+from acemq.cli.running import ExitCode
 from acemq.connect_options import ConnectOptions
 from acemq.consume_options import ConsumeOptions
 from acemq.opening import transport_for
+from acemq.ops.abilities import ABILITIES, shown
+from acemq.ops.filters import FIELDS, HEADER
 from acemq.publish_options import PublishOptions
 from acemq.settling import TABLE
 from acemq.testing.conformance import guarantees as proved
 from acemq.testing.conformance.report import counts
-from acemq.transport import FOREVER, Capabilities
 from benches import page
 from benches.page import table
 
@@ -101,7 +105,7 @@ _NAMED = re.compile(r"(?<=\s)\.(\w+)")
 def capabilities() -> str:
     memory = transport_for("memory://").capabilities
     rabbitmq = transport_for("amqp://localhost").capabilities
-    rows = [(what, *(shown(value(can)) for can in (memory, rabbitmq))) for what, value in _CAPABILITIES.items()]
+    rows = [(what, *(shown(value(can)) for can in (memory, rabbitmq))) for what, value in ABILITIES.items()]
     told = "\n".join(f"- {note}" for note in rabbitmq.notes)
     return f"{table(('', '`memory://`', '`amqp://`'), rows)}\n\nOf RabbitMQ, in its own words:\n\n{told}"
 
@@ -129,47 +133,6 @@ def conformance_runs() -> str:
 
 def reports() -> list[dict[str, Any]]:
     return [json.loads(path.read_text()) for path in sorted(REPORTS.glob("*.json"))]
-
-
-_CAPABILITIES: dict[str, Callable[[Capabilities], object]] = {
-    "messages survive a restart of the broker": lambda can: can.durable,
-    "delivery": lambda can: can.delivery.replace("_", " "),
-    "order of one publisher into one queue": lambda can: can.ordering,
-    "an unroutable message is": lambda can: can.unroutable,
-    "delayed publish (`delay=`)": lambda can: can.publish_delay,
-    "delayed retry without a copy": lambda can: can.requeue_delay if can.requeue_rewrites else None,
-    "rung queues for long retry waits": lambda can: can.dead_letter_routes,
-    "expiry of one message (`expires_in=`)": lambda can: can.expiry,
-    "priority levels a queue may have": lambda can: can.priorities or None,
-    "exclusive consumers": lambda can: can.exclusive,
-    "consumer priority": lambda can: can.consumer_priority,
-    "`max_length` of a queue": lambda can: can.max_length,
-    "longest time a delivery may be held": lambda can: can.hold_limit or FOREVER,
-    "largest message": lambda can: can.max_message,
-    "`depth()` is": lambda can: can.depth,
-}
-
-
-def shown(value: object) -> str:
-    match value:
-        case None | False:
-            return "no"
-        case True:
-            return "yes"
-        case timedelta():
-            return "no limit" if value == FOREVER else _time(value)
-        case int() if value >= 1 << 20:
-            return f"{value >> 20} MiB"
-        case _:
-            return str(value)
-
-
-def _time(length: timedelta) -> str:
-    seconds = round(length.total_seconds())
-    for unit, size in (("h", 3600), ("min", 60)):
-        if seconds % size == 0:
-            return f"{seconds // size} {unit}"
-    return f"{seconds} s"
 
 
 # Options, of which the classes say everything once
@@ -284,6 +247,68 @@ METRICS = {
 }
 
 
+# The command line
+
+
+def exit_codes() -> str:
+    body = ast.parse(inspect.getsource(ExitCode)).body[0]
+    assert isinstance(body, ast.ClassDef)
+    said = [text for statement in body.body[1:] if (text := text_of(statement))]
+    return table(("code", "means"), ((f"{code.value}", text) for code, text in zip(ExitCode, said, strict=True)))
+
+
+def filter_fields() -> str:
+    return "The fields are " + ", ".join(f"`{field}`" for field in (*FIELDS, f"{HEADER}NAME")) + "."
+
+
+def commands() -> str:
+    """Every command with its arguments and options, as its `--help` has them."""
+    return "\n\n".join(_command(words, command) for words, command in command_tree())
+
+
+def command_tree() -> Iterator[tuple[str, Any]]:
+    """Each command by its words, groups left out."""
+
+    def walk(words: str, node: Any) -> Iterator[tuple[str, Any]]:
+        if not hasattr(node, "commands"):
+            yield words, node
+            return
+        for name, child in node.commands.items():
+            yield from walk(f"{words} {name}", child)
+
+    yield from walk("acemq", get_command(cli))
+
+
+def _command(words: str, command: Any) -> str:
+    said = re.fullmatch(r"Example: (.+?)\.  (Exit codes: .*)", command.epilog, re.DOTALL)
+    assert said is not None, f"{words} has no example and no codes in its epilog"
+    example, codes = said.groups()
+    rows = [
+        (
+            f"`{_called(parameter)}`",
+            " ".join(filter(None, (parameter.help, _default(parameter)))),
+        )
+        for parameter in command.params
+        if parameter.name != "help"
+    ]
+    return "\n\n".join(
+        (f"### {words}", paragraph_of(command.help), table(("", "is"), rows), f"Example: `{example}`. {codes}")
+    )
+
+
+def _called(parameter: Any) -> str:
+    if parameter.param_type_name == "argument":
+        return str(parameter.metavar or parameter.name.upper())
+    return ", ".join(parameter.opts)
+
+
+def _default(parameter: Any) -> str:
+    if parameter.required:
+        return "Required."
+    shown = parameter.show_default if isinstance(parameter.show_default, str) else parameter.default
+    return f"Default: {shown}." if shown and parameter.default is not None else ""
+
+
 # Every public name
 
 
@@ -335,6 +360,9 @@ MADE: dict[str, Callable[[], str]] = {
     "diagnostics": diagnostics,
     "metrics": metrics,
     "names": names,
+    "commands": commands,
+    "exit-codes": exit_codes,
+    "filter-fields": filter_fields,
     "benchmarks": page.benchmarks,
     "costs": page.costs,
     "guarantees": guarantees,

@@ -205,7 +205,7 @@ class RabbitMQ(Server):
         """
 
         def installed() -> RabbitMQ:
-            _install("rabbitmq-server")
+            install("rabbitmq-server")
             return LocalRabbitMQ(settings)
 
         return nearest("RabbitMQ", lambda: LocalRabbitMQ(settings), lambda: DockerRabbitMQ(settings), installed)
@@ -506,7 +506,8 @@ def _no_docker() -> str:
     return refusal
 
 
-def _install(package: str) -> None:
+def install(package: str) -> None:
+    """A Debian package, where that may be done; else `CannotBeHad`."""
     refusal = _not_installable(package)
     if refusal:
         raise CannotBeHad(refusal)

@@ -42,6 +42,17 @@ async def test_m102_a_replay_killed_between_copy_and_acknowledgement_doubles_tha
     check(foreign, queue, every, doubled=(1,))
 
 
+async def test_a_replay_in_batches_that_is_killed_doubles_at_most_a_batch_and_loses_none(
+    rabbit_url: str, foreign: Foreign, mq: AceMQ, queue: str, workers: Workers
+) -> None:
+    every = await dead_letters(mq, queue, 40)
+    dying = workers.start(rabbit_url, replay=f"{queue}.dlq", together=8, dies_at_settlement=17)
+    assert await dying.ended() == 9, dying.last_words()
+    await until(lambda: foreign.depth(f"{queue}.dlq") == 24)
+    assert foreign.depth(queue) == 24
+    check(foreign, queue, every, doubled=(8,))
+
+
 @pytest.mark.parametrize("moved", [20, 150])
 async def test_m102_a_replay_killed_at_any_moment_doubles_at_most_one_and_loses_none(
     rabbit_url: str, foreign: Foreign, mq: AceMQ, queue: str, workers: Workers, moved: int

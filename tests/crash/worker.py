@@ -72,6 +72,8 @@ class Plan(msgspec.Struct, omit_defaults=True):
     steps: tuple[str, ...] = ("a", "b")
     ledger: Ledger | None = None
     replay: str | None = None
+    together: int = 1
+    """So many are copied at a time by the replay."""
     holds: bool = False
     """`hold` waits for ever, else it passes."""
     grace: float = 0
@@ -110,7 +112,7 @@ async def work(plan: Plan) -> None:
             asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, terminated.set)
         recorder.note("ready")
         if plan.replay is not None:
-            await mq.replay(plan.replay).run()
+            await mq.replay(plan.replay).in_batches(plan.together).run()
             recorder.note("replayed")
             return
         await terminated.wait()

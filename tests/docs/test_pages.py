@@ -19,6 +19,7 @@ import pytest
 
 import acemq
 from acemq import errors, telemetry
+from acemq.cli.running import ExitCode
 from acemq.settling import TABLE
 
 ROOT = Path(__file__).parents[2]
@@ -90,6 +91,7 @@ def test_the_site_shows_the_programs_as_they_are_run(site: Path) -> None:
 def test_the_site_holds_no_sources_of_ours(site: Path) -> None:
     assert not list(site.rglob("*.py"))
     assert not (site / "snippets").exists()
+    assert not (site / "screens").exists()
 
 
 def _text(built: Path) -> str:
@@ -191,10 +193,35 @@ def test_every_command_exists() -> None:
                         assert target in targets, line
                     case ["pip", "install", what]:
                         assert set(re.findall(r"\w+", what)) <= extras.keys(), line
+                    case ["acemq", *given]:
+                        assert given[0] in _known(given), line
+                        assert {word for word in given if word.startswith("-")} <= _known(given), line
                     case ["python", program]:
                         assert (ROOT / program).exists(), line
                     case _:
                         pytest.fail(f"{called(path)}: {line!r} is of a kind that this test does not know")
+
+
+def _known(given: list[str]) -> set[str]:
+    """The words of the command that these begin with, and its options."""
+    (found,) = [
+        (words.split()[1:], command)
+        for words, command in hooks.command_tree()
+        if given[: len(words.split()) - 1] == words.split()[1:]
+    ]
+    return {*found[0], *(option for parameter in found[1].params for option in parameter.opts)}
+
+
+def test_every_command_is_described_with_an_example_and_its_codes() -> None:
+    shown = page("command-line.md")
+    for words, _ in hooks.command_tree():
+        assert re.search(rf"^### {words}$", shown, re.MULTILINE)
+    assert all(f"| {code.value} | " in shown for code in ExitCode)
+
+
+def test_every_screen_is_shown() -> None:
+    shown = {name for path in PAGES for name in INCLUDE.findall(path.read_text())}
+    assert {path.name for path in (DOCS / "screens").glob("*.txt")} <= shown
 
 
 def test_the_links_of_the_readme_lead_somewhere() -> None:

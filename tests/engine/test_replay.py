@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -100,14 +101,14 @@ async def test_a_target_that_goes_missing_keeps_the_rest_in_order_and_says_how_m
         replayed += 1
         return True
 
-    move = mq.outbound.move
+    publish = mq.transport.publish
 
-    async def moving(outgoing: Outgoing) -> Any:
+    async def publishing(batch: Sequence[Outgoing], **options: Any) -> Any:
         if replayed == 2:
             await mq.delete(queue)
-        return await move(outgoing)
+        return await publish(batch, **options)
 
-    mq.outbound.move = moving  # type: ignore[method-assign]
+    mq.transport.publish = publishing  # type: ignore[method-assign]
     with pytest.raises(ReplayError, match="1 replayed before it") as failed:
         await mq.replay(dead).where(delete_after_the_first).run()
     assert failed.value.result.replayed == 1

@@ -10,6 +10,8 @@ from acemq import (
     AceMQ,
     Ack,
     Batch,
+    BlockingMQ,
+    BlockingPulled,
     Consumer,
     ConsumerGroup,
     Message,
@@ -22,6 +24,7 @@ from acemq import (
     Publisher,
     Pulled,
     Receiving,
+    ReplayResult,
     RetryPolicy,
     one_of,
 )
@@ -146,3 +149,10 @@ async def in_order(mq: AceMQ) -> None:
     async with ledger.consume(note) as consumer:
         assert_type(consumer, OrderedConsumer)
         assert_type(await ledger.skip(3), str)
+
+
+def blocking(mq: BlockingMQ) -> None:
+    assert_type(mq.pull("orders", Order), BlockingPulled[Order] | None)
+    mq.consume("orders", Order, note_plainly, concurrency=4)
+    assert_type(mq.replay("orders.dlq").at_rate(50).where(lambda message: b"o-1" in message.body).run(), ReplayResult)
+    assert_type(mq.run(lambda asynchronous: asynchronous.exists("orders")), bool)

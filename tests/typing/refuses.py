@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from acemq import AceMQ, Batch, Message
+from acemq import AceMQ, Batch, BlockingMQ, Message
 from tests.typing.accepts import Order, Priced, Shipped, load, maybe, note, price, ship
 
 
@@ -77,3 +77,13 @@ async def in_order(mq: AceMQ) -> None:
     await ledger.send(Priced(1))  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     await ledger.send(Order("1"), key=7)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     ledger.consume(of_priced)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+
+
+def blocking(mq: BlockingMQ) -> None:
+    mq.consume("o", Order, note)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    mq.replay("o.dlq").until(5)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    mq.send("o", Order("1"), delay=5)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    pulled = mq.pull("o", Order)
+    if pulled:
+        cents: int = pulled.payload  # type: ignore[assignment]  # pyright: ignore[reportAssignmentType]
+        print(cents)

@@ -1,0 +1,9 @@
+"""What a person who runs a system may ask of it and do to it. Every surface renders this, and decides nothing itself.
+
+    queues.py   how much waits where             letters.py   what lies set aside, and why
+    filters.py  which of it, in words            replays.py   putting it back
+    doctor.py   what a URL can do, and what is wrong with it
+    abilities.py  what a transport can do, in words
+
+Nothing here keeps a copy of a state: each number is asked of the broker that owns it.
+"""
