@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import base64
+import math
 import re
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, NoReturn, TypeAlias, cast
+
+import msgspec
 
 from acemq.errors import ConfigurationError
 
@@ -172,3 +176,75 @@ def integer(value: object) -> int | None:
 
 
 _INTEGER = re.compile(rb"\s*[+-]?[0-9]{1,20}\s*")
+
+
+# Headers as one text, for brokers that have no tables of typed values
+
+
+_JSON = msgspec.json.Encoder()
+_READ_JSON = msgspec.json.Decoder(dict[str, Any])
+_PLAIN = frozenset({str, int, bool, type(None)})
+"""What JSON holds as it is."""
+
+
+def to_text(headers: Headers) -> str:
+    """One JSON object that `from_text` reads back equal, and of the same types.
+
+    JSON has no bytes, instants or numbers that are not finite: these are objects of one key, `{"$b": base64}`,
+    `{"$t": epoch seconds}` and `{"$f": "nan"}`; a dict with a key of that look is wrapped as `{"$o": …}`. Names of
+    headers are never read as such a key. Raises `ConfigurationError` for what `check` refuses.
+    """
+    spelled: Headers = headers
+    for name, value in headers.items():
+        # What is written for every message is short ASCII: `check` is for the rest.
+        if type(value) is not str or not value.isascii() or not name.isascii() or not 1 <= len(name) <= NAME_LIMIT:
+            check(name, value)
+            if type(value) not in _PLAIN:
+                spelled = {each: _spell(given) for each, given in headers.items()}
+    return _JSON.encode(spelled).decode()
+
+
+def from_text(text: str | bytes) -> dict[str, HeaderValue]:
+    """Raises `ValueError` where it is no such text."""
+    headers: dict[str, Any] = _READ_JSON.decode(text)
+    for name, value in headers.items():
+        if type(value) in (dict, list):
+            headers[name] = _read(value)
+    return headers
+
+
+def _spell(value: object) -> object:
+    match value:
+        case float():
+            return value if math.isfinite(value) else {"$f": str(value)}
+        case bytes():
+            return {"$b": base64.b64encode(value).decode()}
+        case datetime():
+            return {"$t": int(value.timestamp())}
+        case Mapping():
+            spelled = {str(key): _spell(inner) for key, inner in cast("Mapping[str, object]", value).items()}
+            return {"$o": spelled} if any(key.startswith("$") for key in spelled) else spelled
+        case list() | tuple():
+            return [_spell(inner) for inner in cast("Sequence[object]", value)]
+        case _:
+            return value
+
+
+def _read(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_read(inner) for inner in cast("list[Any]", value)]
+    if not isinstance(value, dict):
+        return value
+    held = cast("dict[str, Any]", value)
+    match held:
+        case {"$b": str(text), **rest} if not rest:
+            return base64.b64decode(text, validate=True)
+        case {"$t": int(seconds), **rest} if not rest:
+            return datetime.fromtimestamp(seconds, UTC)
+        case {"$f": str(text), **rest} if not rest:
+            return float(text)
+        case {"$o": dict(inner), **rest} if not rest:
+            held = cast("dict[str, Any]", inner)
+        case _:
+            pass
+    return {key: _read(inner) for key, inner in held.items()}

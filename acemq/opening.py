@@ -49,6 +49,10 @@ _OURS = {
     "memory": "acemq.transports.memory",
     "amqp": "acemq.transports.rabbitmq",
     "amqps": "acemq.transports.rabbitmq",
+    **dict.fromkeys(
+        ("sqlite", "postgresql", "postgresql+asyncpg", "postgresql+psycopg", "mariadb", "mysql", "mysql+asyncmy"),
+        "acemq.transports.sql",
+    ),
 }
 _GROUP = "acemq.transports"
 

@@ -1,0 +1,133 @@
+"""Calls that come while others are under way are done together: what one trip costs, many share."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, Generic, TypeVar
+
+I = TypeVar("I")
+O = TypeVar("O")
+
+
+class Ask(Generic[I, O]):
+    """Some items of one caller, and where their answers go."""
+
+    __slots__ = ("answer", "items", "left")
+
+    def __init__(self, items: Sequence[I], answer: asyncio.Future[Sequence[O]]) -> None:
+        self.items, self.answer = items, answer
+        self.left = False
+        """It is on its way to the database, and can no more be withdrawn."""
+
+    async def answered(self) -> Sequence[O]:
+        """A cancelled caller only stops waiting."""
+        return await asyncio.shield(self.answer)
+
+    def refuse(self, answer: O) -> None:
+        """The same answer to everything that was asked."""
+        if not self.answer.done():
+            self.answer.set_result([answer] * len(self.items))
+
+
+class Gathering(Generic[I, O]):
+    """Hands everything that waits to `act`, so many times at once at most."""
+
+    def __init__(
+        self,
+        act: Callable[[list[I]], Coroutine[Any, Any, Sequence[O]]],
+        *,
+        at_once: int,
+        most: int,
+        may: Callable[[], bool],
+    ) -> None:
+        """`may`: whether anything may leave now; once it may again, somebody calls `go_on`."""
+        self._act, self._at_once, self._most, self._may = act, at_once, most, may
+        self._waiting: deque[Ask[I, O]] = deque()
+        self._running: set[asyncio.Task[None]] = set()
+        self._soon = False
+        self.outstanding = 0
+        """Items without an answer."""
+
+    def ask(self, items: Sequence[I]) -> Ask[I, O]:
+        asked: Ask[I, O] = Ask(items, asyncio.get_running_loop().create_future())
+        self._waiting.append(asked)
+        self.outstanding += len(items)
+        self._start()
+        return asked
+
+    def withdraw(self, asked: Ask[I, O]) -> bool:
+        """Whether it had not left yet: then it never will."""
+        if asked.left or asked not in self._waiting:
+            return False
+        self._waiting.remove(asked)
+        self.outstanding -= len(asked.items)
+        return True
+
+    def withdraw_all(self) -> list[Ask[I, O]]:
+        waiting = list(self._waiting)
+        for asked in waiting:
+            self.withdraw(asked)
+        return waiting
+
+    def go_on(self) -> None:
+        self._start()
+
+    async def idle(self) -> None:
+        """Return when nothing is under way."""
+        while self._running or self._waiting:
+            if self._running:
+                await asyncio.wait(set(self._running))
+            else:
+                await asyncio.sleep(0)
+
+    def _start(self) -> None:
+        # At the end of this turn of the loop, so that all who ask in it share the trip.
+        if not self._soon and len(self._running) < self._at_once:
+            self._soon = True
+            asyncio.get_running_loop().call_soon(self._go)
+
+    def _go(self) -> None:
+        self._soon = False
+        if not self._waiting or len(self._running) >= self._at_once or not self._may():
+            return
+        together: list[Ask[I, O]] = []
+        count = 0
+        while self._waiting and (not together or count + len(self._waiting[0].items) <= self._most):
+            asked = self._waiting.popleft()
+            asked.left = True
+            count += len(asked.items)
+            together.append(asked)
+        task = asyncio.create_task(self._do(together))
+        self._running.add(task)
+        task.add_done_callback(self._done)
+        if self._waiting:
+            self._start()
+
+    async def _do(self, together: list[Ask[I, O]]) -> None:
+        items = [item for asked in together for item in asked.items]
+        try:
+            answers = await self._act(items)
+        except BaseException as error:
+            self.outstanding -= len(items)
+            for asked in together:
+                if not asked.answer.done():
+                    asked.answer.set_exception(error)
+                    asked.answer.exception()  # read, should nobody wait for it any more
+            if not isinstance(error, Exception):
+                raise
+            return
+        self.outstanding -= len(items)
+        at = 0
+        for asked in together:
+            if not asked.answer.done():
+                asked.answer.set_result(answers[at : at + len(asked.items)])
+            at += len(asked.items)
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        self._running.discard(task)
+        if not task.cancelled():
+            task.exception()
+        if self._waiting:
+            self._start()

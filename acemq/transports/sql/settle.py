@@ -1,0 +1,110 @@
+"""Settling and renewing: under the token of the delivery alone, so that whoever has lost it changes nothing."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+import msgspec
+import sqlalchemy as sa
+
+from acemq.headers import to_text
+from acemq.transport import Settlement, Verb
+
+from .dialects import Dialect, Statements
+
+_MICROSECOND = timedelta(microseconds=1)
+
+
+class Receipt:
+    """Where a delivery is settled, and who counts it as held."""
+
+    __slots__ = ("gone", "holder", "place", "seq", "stale", "token", "until")
+
+    def __init__(self, seq: int, token: int, place: int, holder: Any, until: float) -> None:
+        self.seq, self.token, self.place, self.holder, self.until = seq, token, place, holder, until
+        self.gone = False
+        """Settled, or lost."""
+        self.stale = False
+        """That it came too late was said."""
+
+
+class Order(msgspec.Struct, frozen=True):
+    """One settlement as the database is told it."""
+
+    seq: int
+    token: int
+    delay: int | None
+    """Microseconds until it is there again, 0 for at once; `None`: it is removed."""
+    headers: str | None = None
+
+
+def order(settlement: Settlement, receipt: Receipt) -> Order:
+    """Raises `ConfigurationError` for headers that cannot be stored."""
+    if settlement.verb is not Verb.REQUEUE:
+        return Order(receipt.seq, receipt.token, None)
+    headers = None if settlement.headers is None else to_text(settlement.headers)
+    return Order(receipt.seq, receipt.token, max(settlement.delay // _MICROSECOND, 0), headers)
+
+
+def settle(
+    connection: sa.Connection, now: int, dialect: Dialect, statements: Statements, orders: Sequence[Order]
+) -> set[int]:
+    """The numbers of those that took effect."""
+    if dialect.array_statements:
+        told = {
+            "seqs": [each.seq for each in orders],
+            "tokens": [each.token for each in orders],
+            "delays": [each.delay for each in orders],
+            "headers": [each.headers for each in orders],
+        }
+        return {row[0] for row in connection.execute(statements["settle"], told)}
+    ours = _ours(connection, statements, orders)
+    removed = [each.seq for each in orders if each.delay is None and each.seq in ours]
+    if removed:
+        connection.execute(statements["remove"], {"seqs": removed})
+    back: defaultdict[int, list[int]] = defaultdict(list)
+    for each in orders:
+        if each.delay is None or each.seq not in ours:
+            continue
+        if each.headers is None:
+            back[each.delay].append(each.seq)
+        else:
+            changed = {"seq": each.seq, "delay": each.delay, "headers": each.headers, "now": now}
+            connection.execute(statements["put_back_changed"], changed)
+    for delay, seqs in back.items():
+        connection.execute(statements["put_back"], {"seqs": seqs, "delay": delay, "now": now})
+    return ours
+
+
+def settled_before(connection: sa.Connection, statements: Statements, orders: Sequence[Order]) -> set[int]:
+    """Of settlements whose answer was lost, those that took effect: what was removed is gone, and nothing else goes."""
+    there = {row[0] for row in connection.execute(statements["present"], {"seqs": [each.seq for each in orders]})}
+    return {each.seq for each in orders if each.seq not in there or each.delay is not None}
+
+
+def renew(
+    connection: sa.Connection,
+    now: int,
+    dialect: Dialect,
+    statements: Statements,
+    orders: Sequence[Order],
+    lease: timedelta,
+) -> set[int]:
+    length = lease // _MICROSECOND
+    if dialect.array_statements:
+        told = {"seqs": [each.seq for each in orders], "tokens": [each.token for each in orders], "lease": length}
+        return {row[0] for row in connection.execute(statements["renew"], told)}
+    ours = _ours(connection, statements, orders)
+    if ours:
+        connection.execute(statements["prolong"], {"seqs": sorted(ours), "lease": length, "now": now})
+    return ours
+
+
+def _ours(connection: sa.Connection, statements: Statements, orders: Sequence[Order]) -> set[int]:
+    """Those that are still held under their token. Locked, where others could change that in between."""
+    tokens = {each.seq: each.token for each in orders}
+    held = connection.execute(statements["held"], {"seqs": sorted(tokens)})
+    return {seq for seq, token in held if tokens[seq] == token}

@@ -1,0 +1,38 @@
+-- look
+SELECT CASE WHEN EXISTS (SELECT 1 FROM {t}message WHERE queue_id = :queue AND state = 0)
+         OR EXISTS (SELECT 1 FROM {t}message WHERE queue_id = :queue AND state = 1 AND visible_at <= {now})
+         OR EXISTS (SELECT 1 FROM {t}message WHERE queue_id = :queue AND state = 2 AND visible_at <= {now})
+       THEN 1 ELSE 0 END,
+       nullif(least(
+         coalesce((SELECT min(visible_at) FROM {t}message WHERE queue_id = :queue AND state = 1 AND visible_at > {now}), 9223372036854775807),
+         coalesce((SELECT min(visible_at) FROM {t}message WHERE queue_id = :queue AND state = 2 AND visible_at > {now}), 9223372036854775807)
+       ), 9223372036854775807) - {now},
+       (SELECT value FROM {t}meta WHERE name = 'topology')
+
+-- clock
+SELECT {now}
+
+-- some_taken
+SELECT seq, rank_key FROM {t}message WHERE queue_id = :queue AND state = :state AND visible_at <= :now
+ORDER BY visible_at, seq LIMIT :most FOR UPDATE SKIP LOCKED
+
+-- some_fresh
+SELECT seq, rank_key FROM {t}message WHERE queue_id = :queue AND state = 0 ORDER BY rank_key, seq LIMIT :most
+FOR UPDATE SKIP LOCKED
+
+-- take
+UPDATE {t}message SET state = 1, token = token + 1, visible_at = :now + :lease, holder = :call WHERE seq IN :seqs
+
+-- taken
+SELECT seq, token, expires_at, enqueued_at, exchange, routing_key, headers, properties, body, rank_key
+FROM {t}message WHERE seq IN :seqs ORDER BY rank_key, seq
+
+-- count_waiting
+SELECT state, due, count(*) FROM (
+  SELECT state, CASE WHEN visible_at <= {now} THEN 1 ELSE 0 END AS due
+  FROM {t}message WHERE queue_id = :queue AND state IN (1, 2) LIMIT :most) AS counted
+GROUP BY state, due
+
+-- some_due
+SELECT seq FROM {t}message WHERE queue_id = :queue AND state = 2 AND visible_at <= {now}
+ORDER BY visible_at, seq LIMIT :most FOR UPDATE

@@ -1,0 +1,83 @@
+-- publish
+WITH message AS (
+  SELECT * FROM unnest(CAST(:bodies AS bytea[]), CAST(:headers AS text[]), CAST(:properties AS text[]),
+                       CAST(:exchanges AS text[]), CAST(:keys AS text[]))
+    WITH ORDINALITY AS m (body, headers, properties, exchange, routing_key, number)),
+ clock AS (SELECT {now} AS now),
+ written AS (
+  INSERT INTO {t}message (queue_id, state, rank_key, visible_at, expires_at, enqueued_at, exchange, routing_key,
+                          headers, properties, body)
+  SELECT copy.queue_id, CASE WHEN copy.delay > 0 THEN 2 ELSE 0 END, copy.rank_key, clock.now + copy.delay,
+         clock.now + copy.life, clock.now, message.exchange, message.routing_key, message.headers, message.properties,
+         message.body
+  FROM unnest(CAST(:numbers AS bigint[]), CAST(:queues AS integer[]), CAST(:ranks AS smallint[]),
+              CAST(:delays AS bigint[]), CAST(:lives AS bigint[]))
+    WITH ORDINALITY AS copy (number, queue_id, rank_key, delay, life, place)
+  JOIN message ON message.number = copy.number
+  CROSS JOIN clock
+  WHERE (SELECT value FROM {t}meta WHERE name = 'topology') = CAST(:topology AS text)
+  ORDER BY copy.place
+  RETURNING 1)
+SELECT count(*), (SELECT count(told.it) FROM (
+    SELECT CAST(pg_notify(CAST(:channel AS text), CAST(queue AS text) || '@' || CAST(:sender AS text)) AS text) AS it
+    FROM unnest(CAST(:told AS integer[])) AS queue) AS told)
+FROM written
+
+-- claim
+WITH clock AS MATERIALIZED (SELECT {now} AS now),
+ due AS (
+  SELECT seq, rank_key FROM {t}message
+  WHERE queue_id = :queue AND state <> 0 AND visible_at <= (SELECT now FROM clock)
+    AND (CAST(:fence AS bigint) IS NULL OR EXISTS (SELECT 1 FROM {t}exclusive
+         WHERE queue_id = :queue AND holder = :holder AND token = :fence))
+  ORDER BY visible_at, seq LIMIT :most FOR UPDATE SKIP LOCKED),
+ fresh AS (
+  SELECT seq, rank_key FROM {t}message
+  WHERE queue_id = :queue AND state = 0
+    AND (CAST(:fence AS bigint) IS NULL OR EXISTS (SELECT 1 FROM {t}exclusive
+         WHERE queue_id = :queue AND holder = :holder AND token = :fence))
+  ORDER BY rank_key, seq LIMIT :most FOR UPDATE SKIP LOCKED),
+ pick AS (
+  SELECT seq FROM (SELECT * FROM due UNION ALL SELECT * FROM fresh) AS both_kinds ORDER BY rank_key, seq LIMIT :most),
+ taken AS (
+  UPDATE {t}message SET state = 1, token = token + 1, visible_at = (SELECT now FROM clock) + :lease, holder = :call
+  WHERE seq = ANY (ARRAY(SELECT seq FROM pick))
+  RETURNING seq, token, expires_at, enqueued_at, exchange, routing_key, headers, properties, body, rank_key)
+SELECT clock.now,
+       (SELECT value FROM {t}meta WHERE name = 'topology'),
+       (SELECT min(visible_at) FROM {t}message
+        WHERE queue_id = :queue AND state <> 0 AND visible_at > clock.now) - clock.now,
+       taken.*
+FROM clock LEFT JOIN taken ON true
+
+-- settle
+WITH told AS (
+  SELECT * FROM unnest(CAST(:seqs AS bigint[]), CAST(:tokens AS bigint[]), CAST(:delays AS bigint[]),
+                       CAST(:headers AS text[])) AS told (seq, token, delay, headers)),
+ removed AS (
+  DELETE FROM {t}message AS m USING told
+  WHERE told.delay IS NULL AND m.seq = told.seq AND m.token = told.token AND m.state = 1 RETURNING m.seq),
+ returned AS (
+  UPDATE {t}message AS m SET state = CASE WHEN told.delay > 0 THEN 2 ELSE 0 END, visible_at = {now} + told.delay,
+         holder = NULL, headers = coalesce(told.headers, m.headers)
+  FROM told
+  WHERE told.delay IS NOT NULL AND m.seq = told.seq AND m.token = told.token AND m.state = 1 RETURNING m.seq)
+SELECT seq FROM removed UNION ALL SELECT seq FROM returned
+
+-- renew
+UPDATE {t}message AS m SET visible_at = {now} + :lease
+FROM unnest(CAST(:seqs AS bigint[]), CAST(:tokens AS bigint[])) AS told (seq, token)
+WHERE m.seq = told.seq AND m.token = told.token AND m.state = 1 RETURNING m.seq
+
+-- bury
+WITH gone AS (
+  DELETE FROM {t}message AS m USING unnest(CAST(:seqs AS bigint[]), CAST(:tokens AS bigint[])) AS told (seq, token)
+  WHERE m.seq = told.seq AND m.token = told.token AND m.state = 1
+  RETURNING m.seq, m.exchange, m.routing_key, m.headers, m.properties, m.body)
+INSERT INTO {t}message (queue_id, state, rank_key, visible_at, expires_at, enqueued_at, exchange, routing_key, headers,
+                        properties, body)
+SELECT CAST(:letters AS integer), 0, 0, {now}, NULL, {now}, exchange, routing_key, headers, properties, body
+FROM gone WHERE CAST(:letters AS integer) IS NOT NULL ORDER BY seq
+
+-- notify
+SELECT pg_notify(CAST(:channel AS text), CAST(:payload AS text))
