@@ -30,8 +30,10 @@ OBTAIN: dict[str, Callable[[], Server]] = {
     "start_rabbitmq_for_module": RabbitMQ.obtain,
     "postgresql": PostgreSQL.obtain,
     "start_postgresql": PostgreSQL.obtain,
+    "start_postgresql_for_module": PostgreSQL.obtain,
     "mariadb": MariaDB.obtain,
     "start_mariadb": MariaDB.obtain,
+    "start_mariadb_for_module": MariaDB.obtain,
 }
 """Fixtures that need a real server, and how it is had."""
 
@@ -126,8 +128,7 @@ def postgres_url(postgresql: PostgreSQL) -> Iterator[str]:
     postgresql.drop_database(database)
 
 
-@pytest.fixture
-def start_postgresql() -> Iterator[Callable[..., PostgreSQL]]:
+def _starter_of_postgresql() -> Iterator[Callable[..., PostgreSQL]]:
     """Private servers, started, with settings as in `postgresql.conf`: these a test may kill."""
     with ExitStack() as servers:
 
@@ -135,6 +136,10 @@ def start_postgresql() -> Iterator[Callable[..., PostgreSQL]]:
             return servers.enter_context(_or_skip(lambda: PostgreSQL.obtain(**settings)))
 
         yield start
+
+
+start_postgresql = pytest.fixture(_starter_of_postgresql, name="start_postgresql")
+start_postgresql_for_module = pytest.fixture(_starter_of_postgresql, scope="module", name="start_postgresql_for_module")
 
 
 @pytest.fixture(scope="session")
@@ -152,8 +157,7 @@ def mariadb_url(mariadb: MariaDB) -> Iterator[str]:
     mariadb.drop_database(database)
 
 
-@pytest.fixture
-def start_mariadb() -> Iterator[Callable[..., MariaDB]]:
+def _starter_of_mariadb() -> Iterator[Callable[..., MariaDB]]:
     """Private servers, started, with options as of `mariadbd`: these a test may kill."""
     with ExitStack() as servers:
 
@@ -161,6 +165,10 @@ def start_mariadb() -> Iterator[Callable[..., MariaDB]]:
             return servers.enter_context(_or_skip(lambda: MariaDB.obtain(**settings)))
 
         yield start
+
+
+start_mariadb = pytest.fixture(_starter_of_mariadb, name="start_mariadb")
+start_mariadb_for_module = pytest.fixture(_starter_of_mariadb, scope="module", name="start_mariadb_for_module")
 
 
 @pytest.fixture

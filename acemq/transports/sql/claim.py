@@ -39,6 +39,8 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
     holder: str = ""
     fence: int | None = None
     """Of an exclusive consumer: it takes nothing unless it is still the one."""
+    due: bool = True
+    """Look for what waited and can be had now, too; where that costs trips."""
     letters: int | None = None
     """Where what has expired goes; `None`: it is dropped."""
 
@@ -137,18 +139,34 @@ def _take_by_steps(
     if dialect.name == "sqlite":
         parameters = {"queue": asked.queue, "most": most, "lease": asked.lease, "call": asked.call, "now": now}
         return list(connection.execute(statements["claim"], parameters).all()), now
+    return _take_locked(connection, statements, asked, most)
+
+
+def _take_locked(connection: sa.Connection, statements: Statements, asked: Claim, most: int) -> tuple[list[Row], int]:
+    """Found without a lock, then locked one by one.
+
+    A search that locks as it goes sees the rows of a transaction that commits meanwhile, and would take the second
+    message of a batch whose first it has passed as locked; and it touches the row behind the last, of another queue.
+    """
     at: int = connection.execute(statements["clock"]).scalar_one()
-    candidates: list[tuple[int, int]] = []
-    for state in (1, 2):
-        waiting = {"queue": asked.queue, "state": state, "now": at, "most": most}
-        candidates += [(rank, seq) for seq, rank in connection.execute(statements["some_taken"], waiting)]
-    fresh = connection.execute(statements["some_fresh"], {"queue": asked.queue, "most": most})
-    candidates += [(rank, seq) for seq, rank in fresh]
-    chosen = {"seqs": [seq for _, seq in sorted(candidates)[:most]]}
-    if not chosen["seqs"]:
-        return [], at
-    connection.execute(statements["take"], {**chosen, "now": at, "lease": asked.lease, "call": asked.call})
-    return list(connection.execute(statements["taken"], chosen).all()), at
+    asking = {"queue": asked.queue, "most": most, "now": at}
+    due = [
+        row[0]
+        for state in ((1, 2) if asked.due else ())
+        for row in connection.execute(statements["candidates_due"], {**asking, "state": state})
+    ]
+    fresh = [row[0] for row in connection.execute(statements["candidates"], asking)]
+    rows: list[Row] = []
+    if due or fresh:
+        rows.extend(connection.execute(statements["chosen"], {"seqs": due + fresh, "now": at}).all())
+        if not rows and len(fresh) == most:
+            # Others are at the same ones: between competing consumers there is no order to keep.
+            rows.extend(connection.execute(statements["others"], {**asking, "seqs": fresh}).all())
+    rows = sorted(rows, key=_place)[:most]
+    if rows:
+        taken = {"seqs": [row[0] for row in rows], "lease": asked.lease, "call": asked.call}
+        connection.execute(statements["take"], taken)
+    return rows, at
 
 
 def look(connection: sa.Connection, now: int, statements: Statements, queue: int) -> Taken | None:

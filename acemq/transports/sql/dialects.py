@@ -16,7 +16,7 @@ from acemq.transport import ServerTooOld
 
 STATEMENTS = files(__package__) / "statements"
 
-_EXPANDED = {"seqs"}
+_EXPANDED = ("seqs", "pairs")
 """Parameters that stand for a list in brackets."""
 
 
@@ -145,17 +145,15 @@ DIALECTS = {dialect.name: dialect for dialect in (POSTGRESQL, MARIADB, MYSQL, SQ
 
 def code_of(error: object) -> str | None:
     """The database's own code of an error, whichever driver raised it."""
-    seen = getattr(error, "sqlstate", None) or getattr(error, "pgcode", None)
-    if isinstance(seen, str):
-        return seen
     code: object = getattr(error, "sqlite_errorcode", None)
     if isinstance(code, int):
         # The low byte is the kind; SQLite has no code for a table that is not there.
         return "no such table" if "no such table" in str(error) else str(code & 0xFF)
     arguments: tuple[object, ...] = getattr(error, "args", ())
     if arguments and isinstance(arguments[0], int) and not isinstance(error, OSError):
-        return str(arguments[0])
-    return None
+        return str(arguments[0])  # MySQL's own number, which tells more than the state beside it
+    seen: object = getattr(error, "sqlstate", None) or getattr(error, "pgcode", None)
+    return seen if isinstance(seen, str) else None
 
 
 class Tables(msgspec.Struct, frozen=True):

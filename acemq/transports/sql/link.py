@@ -10,7 +10,7 @@ from contextlib import suppress
 from datetime import datetime
 from typing import Any, TypeVar
 
-from acemq.errors import ClosedError, SecurityError
+from acemq.errors import AcemqError, ClosedError, SecurityError
 from acemq.transport import NotConnected, Phase, TransportError
 
 from .bell import Bell
@@ -149,7 +149,7 @@ class Link:
             try:
                 async with self._room:
                     done = await self.database.run(work, alone=alone, reading=reading)
-            except TransportError:
+            except AcemqError:
                 raise
             except Exception as error:
                 trouble = self.database.dialect.trouble(error)

@@ -240,6 +240,7 @@ class Subscription(Holder):
                 await asyncio.sleep(1)
 
     async def _turn(self) -> None:
+        self._likely = self._likely or self.bell.is_rung
         self.bell.silence()
         self._drop_lapsed()
         if self._closed:

@@ -48,6 +48,8 @@ log = logging.getLogger("acemq.sql")
 ANSWER_LIMIT = 10.0
 """Seconds for a verb that is given no limit."""
 _MICROSECONDS = 1_000_000
+DUE_EVERY = 0.25
+"""Seconds between two looks of a busy consumer for what has come due."""
 
 
 class Running:
@@ -77,6 +79,7 @@ class Running:
         self._channel = channel_of(database.tables)
         self._notifies = database.dialect.name == "postgresql" and self.options.listen
         self._hush = Hush(self._say)
+        self._due_looked_at: dict[int, float] = {}
         self._refreshing: asyncio.Task[None] | None = None
         self._sweeping: asyncio.Task[None] | None = None
         self._sweep_soon = asyncio.Event()
@@ -143,6 +146,14 @@ class Running:
             self._sweeping.cancel()
         await self._waker.stop()
         await self.link.close(0)
+
+    def die(self) -> None:
+        """End as a process does that is killed. For tests; whoever closes it afterwards finds nothing left to do."""
+        for subscription in tuple(self.subscriptions):
+            subscription.forget()
+        self.pulled.held.clear()
+        if self._sweeping is not None:
+            self._sweeping.cancel()
 
     async def _end_subscriptions(self) -> None:
         await asyncio.gather(*(subscription.release() for subscription in self.subscriptions))
@@ -349,6 +360,10 @@ class Running:
                 self.saw(seen.topology)
                 return seen
         known = self.routes.by_id.get(place)
+        looked_at = self.loop.time()
+        due = lost is not None or not likely or looked_at - self._due_looked_at.get(place, 0.0) >= DUE_EVERY
+        if due:
+            self._due_looked_at[place] = looked_at
         asked = Claim(
             queue=place,
             most=most,
@@ -357,6 +372,7 @@ class Running:
             lost=lost,
             holder=holder,
             fence=fence,
+            due=due,
             letters=None if known is None else self.routes.letters_of(known.described.name),
         )
         taken = await self.link.start(

@@ -101,6 +101,9 @@ SELECT seq FROM {t}message WHERE seq IN :seqs
 -- remove
 DELETE FROM {t}message WHERE seq IN :seqs
 
+-- remove_ours
+DELETE FROM {t}message WHERE seq IN :seqs AND (seq, token) IN :pairs AND state = 1
+
 -- put_back
 UPDATE {t}message SET state = CASE WHEN :delay > 0 THEN 2 ELSE 0 END, visible_at = {now} + :delay, holder = NULL
 WHERE seq IN :seqs

@@ -12,20 +12,24 @@ SELECT CASE WHEN EXISTS (SELECT 1 FROM {t}message WHERE queue_id = :queue AND st
 -- clock
 SELECT {now}
 
--- some_taken
-SELECT seq, rank_key FROM {t}message WHERE queue_id = :queue AND state = :state AND visible_at <= :now
-ORDER BY visible_at, seq LIMIT :most FOR UPDATE SKIP LOCKED
+-- candidates_due
+SELECT seq FROM {t}message WHERE queue_id = :queue AND state = :state AND visible_at <= :now
+ORDER BY visible_at, seq LIMIT :most
 
--- some_fresh
-SELECT seq, rank_key FROM {t}message WHERE queue_id = :queue AND state = 0 ORDER BY rank_key, seq LIMIT :most
+-- candidates
+SELECT seq FROM {t}message WHERE queue_id = :queue AND state = 0 ORDER BY rank_key, seq LIMIT :most
+
+-- chosen
+SELECT seq, token + 1, expires_at, enqueued_at, exchange, routing_key, headers, properties, body, rank_key
+FROM {t}message WHERE seq IN :seqs AND (state = 0 OR visible_at <= :now) FOR UPDATE SKIP LOCKED
+
+-- others
+SELECT seq, token + 1, expires_at, enqueued_at, exchange, routing_key, headers, properties, body, rank_key
+FROM {t}message WHERE queue_id = :queue AND state = 0 AND seq NOT IN :seqs ORDER BY rank_key, seq LIMIT :most
 FOR UPDATE SKIP LOCKED
 
 -- take
-UPDATE {t}message SET state = 1, token = token + 1, visible_at = :now + :lease, holder = :call WHERE seq IN :seqs
-
--- taken
-SELECT seq, token, expires_at, enqueued_at, exchange, routing_key, headers, properties, body, rank_key
-FROM {t}message WHERE seq IN :seqs ORDER BY rank_key, seq
+UPDATE {t}message SET state = 1, token = token + 1, visible_at = {now} + :lease, holder = :call WHERE seq IN :seqs
 
 -- count_waiting
 SELECT state, due, count(*) FROM (
