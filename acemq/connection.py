@@ -36,6 +36,7 @@ from acemq.handling import Call, check_handler
 from acemq.health import Checks, Health, HealthPart
 from acemq.interceptors import ConsumeInterceptor, Draft, Interceptors, PublishInterceptor
 from acemq.lacking import refuse_lacking
+from acemq.leasing import Leases
 from acemq.mapping import public_error
 from acemq.message import Handler
 from acemq.moving import Mover
@@ -97,6 +98,8 @@ class Connection:
         )
         self._depths = Depths(self.transport.depth, self.clock)
         self.consumers = Consumers(self.origin)
+        terms = self.transport.capabilities.lease
+        self._leases = Leases(self.transport, self.clock) if terms is not None and terms.renewable else None
         self._checks = Checks(self.transport, self._depths, self.clock, self.consumers)
         self._loops: set[asyncio.Task[None]] = set()
         self._interceptors = Interceptors(self.report)
@@ -341,6 +344,8 @@ class Connection:
             deliveries = await self.transport.pull(queue, most=most, wait=wait)
         except AcemqError as error:
             raise public_error(error) from error
+        if self._leases is not None:
+            self._leases.keep(deliveries)
         return [Pulled(delivery, reader, mover, self.clock) for delivery in deliveries]
 
     # Topology
@@ -459,6 +464,8 @@ class Connection:
             if self._loops:
                 await asyncio.wait(self._loops)
             self._pool.shutdown(wait=False, cancel_futures=True)
+            if self._leases is not None:
+                self._leases.close()
             await self.transport.close(self._time_left())
 
     # For patterns, which stand on a connection
@@ -531,6 +538,7 @@ class Connection:
             policy=policy,
             home=home,
             in_place=in_place,
+            leases=self._leases,
         )
 
     def beside(self, queue: str, policy: RetryPolicy | None = None, *, home: str | None = None) -> Topology:

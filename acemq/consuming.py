@@ -101,7 +101,7 @@ class Consumer:
         self._exclusive = options.get("exclusive", False)
         self._drain_timeout, self._ended = drain_timeout, ended
         self._subscription: Subscription | None = None
-        self._holding = Holding(queue, mover.transport, mover.clock)
+        self._holding = Holding(queue, mover.settle, mover.clock)
         self._ready = self._holding.ready
         self._idle: deque[asyncio.Future[None]] = deque()
         self._workers: list[asyncio.Task[None]] = []
@@ -109,6 +109,8 @@ class Consumer:
         """What each busy worker has in hand: a delivery here, a batch where there are batches."""
         self._gone: set[Delivery] = set()
         """Deliveries in work that the broker has taken back."""
+        self._lapsed: set[Delivery] = set()
+        """Those of them whose lease was lost: their handlers are cancelled."""
         self._suspect_after = max(min(_SUSPECT_AFTER, (self._max_deliveries or MAX_DELIVERIES) - 1), 1)
         self._alone: Delivery | None = None
         """What is handled with nothing beside it."""
@@ -186,11 +188,16 @@ class Consumer:
 
     def deliver(self, batch: Sequence[Delivery], /) -> None:
         self.fetched_at = self._clock.monotonic()
+        if self.mover.leases is not None:
+            self.mover.leases.keep(batch, self.lost)
         self._holding.add(batch)
         self._wake(len(batch))
 
     def lost(self, batch: Sequence[Delivery], by: LostBy, /) -> None:
         gone = set(batch)
+        if self.mover.leases is not None:
+            for delivery in batch:
+                self.mover.leases.let_go(delivery)
         self._holding.drop(gone)
         # The broker delivers them again, with the attempt they had: a copy now would be one too many.
         for move, delivery in self._moving.items():
@@ -200,6 +207,12 @@ class Consumer:
         if self._alone in gone:
             # Its handler may never end, and it is not ours any more: whatever else there is must not wait for it.
             self._end_alone()
+        if by is LostBy.LEASE:
+            # Somebody else may have it now: what this one does from here on is done twice.
+            for task, work in self._running.items():
+                if isinstance(work, Delivery) and work in gone:
+                    self._lapsed.add(work)
+                    task.cancel()
 
     def changed(self, state: SubscriptionState, /) -> None:
         if state.error is not None and state.error != self.last_error:
@@ -230,10 +243,18 @@ class Consumer:
                 if self._alone is not None:
                     await asyncio.sleep(0)  # what was accepted leaves first, so that a crash does not take it back
                 await self._handle(work, task)
+            except asyncio.CancelledError:
+                if not self._has_lapsed(work):
+                    raise
+                self.mover.stale(work)
             except Exception:
                 # A fault of ours must not end a worker: the delivery stays unsettled and comes again.
                 log.exception("handling a delivery of %s failed inside the library", self.queue)
             finally:
+                if self._has_lapsed(work):
+                    self._lapsed.discard(work)
+                    self._gone.discard(work)
+                    task.uncancel()
                 del self._running[task]
                 if self._alone is not None and not self._is_busy():
                     self._end_alone()
@@ -257,6 +278,9 @@ class Consumer:
     def _end_alone(self) -> None:
         self._alone = None
         self._wake(len(self._ready))
+
+    def _has_lapsed(self, work: object) -> bool:
+        return isinstance(work, Delivery) and work in self._lapsed
 
     def _is_suspect(self, delivery: Delivery) -> bool:
         return (delivery.deliveries or 0) > self._suspect_after and self._unanswered(delivery) > self._suspect_after
@@ -535,6 +559,8 @@ class Consumer:
             self.state = ConsumerState.CLOSED
             self._call.leave_threads()
             await self._end_tasks(me)
+            if self.mover.leases is not None:
+                self.mover.leases.let_go_of(self.lost)
             if subscription is not None:
                 await until(max(end, time.monotonic()) + CLOSING, subscription.close())
             self._ended(self)

@@ -200,7 +200,7 @@ def to_text(headers: Headers) -> str:
         if type(value) is not str or not value.isascii() or not name.isascii() or not 1 <= len(name) <= NAME_LIMIT:
             check(name, value)
             if type(value) not in _PLAIN:
-                spelled = {each: _spell(given) for each, given in headers.items()}
+                spelled = cast("Headers", {each: _spell(given) for each, given in headers.items()})
     return _JSON.encode(spelled).decode()
 
 
@@ -232,19 +232,21 @@ def _spell(value: object) -> object:
 
 def _read(value: Any) -> Any:
     if isinstance(value, list):
-        return [_read(inner) for inner in cast("list[Any]", value)]
+        return [_read(inner) for inner in cast("Sequence[Any]", value)]
     if not isinstance(value, dict):
         return value
-    held = cast("dict[str, Any]", value)
-    match held:
-        case {"$b": str(text), **rest} if not rest:
-            return base64.b64decode(text, validate=True)
-        case {"$t": int(seconds), **rest} if not rest:
-            return datetime.fromtimestamp(seconds, UTC)
-        case {"$f": str(text), **rest} if not rest:
-            return float(text)
-        case {"$o": dict(inner), **rest} if not rest:
-            held = cast("dict[str, Any]", inner)
-        case _:
-            pass
+    held: Mapping[str, Any] = cast("Mapping[str, Any]", value)
+    if len(held) == 1:
+        ((key, inner),) = held.items()
+        match key, inner:
+            case "$b", str(text):
+                return base64.b64decode(text, validate=True)
+            case "$t", int(seconds):
+                return datetime.fromtimestamp(seconds, UTC)
+            case "$f", str(text):
+                return float(text)
+            case "$o", _:
+                held = cast("Mapping[str, Any]", inner)
+            case _:
+                pass
     return {key: _read(inner) for key, inner in held.items()}

@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Collection
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from datetime import timedelta
 
 from acemq.clock import Clock, Timer
-from acemq.transport import Delivery, Settled, Settlement, Subscription, Transport, Verb
+from acemq.transport import Delivery, Settled, Settlement, Subscription, Verb
 
 log = logging.getLogger("acemq")
+
+Settle = Callable[[Sequence[Settlement]], Awaitable[Sequence[Settled]]]
 
 KEPT = timedelta(seconds=60)
 """For so long a pause keeps what was fetched: a short one costs nothing, a long one withholds nothing from others."""
@@ -20,11 +22,11 @@ KEPT = timedelta(seconds=60)
 class Holding:
     """The deliveries of one subscription that nobody has started yet."""
 
-    def __init__(self, queue: str, transport: Transport, clock: Clock) -> None:
+    def __init__(self, queue: str, settle: Settle, clock: Clock) -> None:
         self.ready: deque[Delivery] = deque()
         """The same object for ever."""
         self.paused = False
-        self._queue, self._transport, self._clock = queue, transport, clock
+        self._queue, self._settle, self._clock = queue, settle, clock
         self._subscription: Subscription | None = None
         self._timer: Timer | None = None
         self._giving_back: set[asyncio.Task[object]] = set()
@@ -78,7 +80,7 @@ class Holding:
 
     async def _requeue(self, batch: list[Settlement]) -> None:
         try:
-            answers = await self._transport.settle(batch)
+            answers = await self._settle(batch)
         except Exception:
             log.exception("what a paused consumer of %s held could not be given back", self._queue)
             return

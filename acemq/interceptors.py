@@ -50,6 +50,8 @@ class Draft:
         check_known(options)
         if "timeout" in options:
             raise ConfigurationError("timeout= is not one message's; give it to publish_batch(timeout=…)")
+        if "transaction" in options:
+            raise ConfigurationError("transaction= is not for batches of drafts; use send, publish or their _many")
         self.exchange, self.routing_key, self.payload = exchange, routing_key, payload
         self.persistent, self.mandatory = options.get("persistent", True), options.get("mandatory", True)
         self._type = routing_key
@@ -142,6 +144,10 @@ class ConsumeInterceptor:
 Interceptor = PublishInterceptor | ConsumeInterceptor
 
 
+_OF_THE_CALL = frozenset({"timeout", "transaction"})
+"""Options that no draft has."""
+
+
 class PublishChain:
     """The publish interceptors of a connection at one moment. Never changed: a new one takes its place."""
 
@@ -153,7 +159,7 @@ class PublishChain:
         self._report = report
 
     def draft(self, exchange: str, routing_key: str, payload: object, options: PublishOptions | None) -> Draft:
-        rest = {name: value for name, value in options.items() if name != "timeout"} if options else {}
+        rest = {name: value for name, value in options.items() if name not in _OF_THE_CALL} if options else {}
         return Draft(exchange, routing_key, payload, **cast("PublishOptions", rest))
 
     async def before(self, draft: Draft) -> None:

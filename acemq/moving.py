@@ -6,7 +6,7 @@ Every move of a message is made here: back to its own queue, onto a rung, to the
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from datetime import timedelta
 from typing import Literal
 
@@ -18,6 +18,7 @@ from acemq import transport as port
 from acemq.clock import Clock
 from acemq.envelope import Envelope, to_millis
 from acemq.headers import HeaderValue
+from acemq.leasing import Leases
 from acemq.message import Handled, envelope_of
 from acemq.publishing import Outbound
 from acemq.retry import RetryPolicy, has_rung
@@ -117,6 +118,7 @@ class Mover:
         policy: RetryPolicy,
         home: str | None = None,
         in_place: bool = False,
+        leases: Leases | None = None,
     ) -> None:
         """`home`: whose `.dlq` and `.parked` take what is given up; the delivery's own queue unless given.
 
@@ -125,6 +127,8 @@ class Mover:
         """
         self.transport, self.outbound, self.telemetry, self.report = transport, outbound, telemetry, report
         self.clock, self.policy = clock, policy
+        self.leases = leases
+        """`None`: deliveries are held until their link dies."""
         self.counters = ConsumerCounters()
         self._origin, self._home, self._in_place = origin, home, in_place
         self._rungs = frozenset(policy.rungs())
@@ -153,6 +157,8 @@ class Mover:
         return self._held(await self._settle(Settlement(delivery, Verb.ACCEPT)), delivery)
 
     async def _settle(self, settlement: Settlement) -> Settled:
+        if self.leases is not None:
+            self.leases.let_go(settlement.delivery)
         (settled,) = await self.transport.settle((settlement,))
         if self.telemetry.metering:
             self.telemetry.settled(settlement.delivery.queue, settlement.verb, settled)
@@ -160,11 +166,18 @@ class Mover:
 
     async def accept_all(self, deliveries: Collection[Delivery]) -> None:
         """The same for many, in one call."""
-        settled = await self.transport.settle([Settlement(delivery, Verb.ACCEPT) for delivery in deliveries])
+        settled = await self.settle([Settlement(delivery, Verb.ACCEPT) for delivery in deliveries])
         for each, delivery in zip(settled, deliveries, strict=True):
             if self.telemetry.metering:
                 self.telemetry.settled(delivery.queue, Verb.ACCEPT, each)
             self._held(each, delivery)
+
+    async def settle(self, batch: Sequence[Settlement]) -> Sequence[Settled]:
+        """What needs neither a copy nor a count."""
+        if self.leases is not None:
+            for settlement in batch:
+                self.leases.let_go(settlement.delivery)
+        return await self.transport.settle(batch)
 
     async def carry_out(self, decision: Decision, delivery: Delivery) -> tuple[Handled, bool]:
         """What happened, and whether the broker still held the delivery. Waits of a retry are spent in here.

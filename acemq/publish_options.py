@@ -48,6 +48,8 @@ class PublishOptions(TypedDict, total=False):
     """The queue that an answer goes to."""
     ordering_key: str
     """For queues declared ordered."""
+    transaction: object
+    """On a database: SQLAlchemy's session or connection, async or not. The message is there once that has committed."""
     timeout: timedelta
     """For permit, connection and confirm together; the connection's `publish_timeout`."""
 

@@ -146,12 +146,14 @@ class Outbound:
         """`own`: a hop of the library's, which goes on while the application has paused publishing."""
         self._check_usable()
         within = options.get("timeout", self._timeout) if options else self._timeout
+        transaction = self._transaction(options) if options and "transaction" in options else None
         if self.chain is not None:
-            return await self._publish_draft(self.chain.draft(exchange, routing_key, payload, options), within, own)
+            draft = self.chain.draft(exchange, routing_key, payload, options)
+            return await self._publish_draft(draft, within, own, transaction)
         outgoing = self.draft(exchange, routing_key, payload, options)
         telemetry = self._telemetry
         span = self._open_span(outgoing) if telemetry.tracing else None
-        result, took = await self._through(outgoing, within, span, own)
+        result, took = await self._through(outgoing, within, span, own, transaction)
         error = None if result.outcome is Published.ROUTED else publish_error(result, outgoing)
         if span is not None or telemetry.metering:
             self._count(outgoing, error.outcome if error else "confirmed", took, span, error)
@@ -176,6 +178,8 @@ class Outbound:
                 "message_id and envelope belong to one message; publish_many gives each its own id"
             )
         within = options.get("timeout", self._timeout) if options else self._timeout
+        if options and "transaction" in options:
+            return await self._publish_many_in(self._transaction(options), exchange, routing_key, payloads, options)
         if (chain := self.chain) is not None:
             return await self.publish_batch(
                 (chain.draft(exchange, routing_key, payload, options) for payload in payloads), within
@@ -197,6 +201,38 @@ class Outbound:
             # A transport that answers without waiting must not keep the loop to itself for the whole batch.
             await asyncio.sleep(0)
         return _all_through(results)
+
+    async def _publish_many_in(
+        self,
+        transaction: object,
+        exchange: str,
+        routing_key: str,
+        payloads: Iterable[object],
+        options: PublishOptions,
+    ) -> list[Receipt]:
+        """In the caller's transaction, so many rows a statement; one by one where hooks want to see each."""
+        results: list[Receipt | Exception] = []
+        if self.chain is not None:
+            for payload in payloads:
+                try:
+                    results.append(await self.publish(exchange, routing_key, payload, options))
+                except AcemqError as error:
+                    results.append(error)
+            return _all_through(results)
+        within = options.get("timeout", self._timeout)
+        drafts = self._drafts(exchange, routing_key, payloads, options)
+        while window := list(islice(drafts, WINDOW)):
+            results.extend(await self._publish_window(window, within, transaction=transaction))
+        return _all_through(results)
+
+    def _transaction(self, options: PublishOptions) -> object:
+        transaction = options.get("transaction")
+        if transaction is None:
+            raise ConfigurationError("transaction=None is no transaction; leave the option out to send without one")
+        can = self._transport.capabilities
+        if not can.transactions:
+            raise CapabilityError(can.transport, "transactions with a database", "transaction", "Use the outbox")
+        return transaction
 
     async def _room(self, most: int, within: timedelta) -> tuple[int, AcemqError | None]:
         """Permits for some of a batch, at most so many; without any, why the rest is refused."""
@@ -223,18 +259,24 @@ class Outbound:
         return [draft if isinstance(draft, Exception) else publish_error(refused, draft) for draft in window]
 
     async def _publish_window(
-        self, window: Sequence[Outgoing | Exception], within: timedelta, *, traced: bool = False
+        self,
+        window: Sequence[Outgoing | Exception],
+        within: timedelta,
+        *,
+        traced: bool = False,
+        transaction: object | None = None,
     ) -> list[Receipt | Exception]:
         began = time.perf_counter()
         batch = [draft for draft in window if isinstance(draft, Outgoing)]
         opens = self._telemetry.tracing and not traced
         spans = {id(outgoing): self._open_span(outgoing) for outgoing in batch} if opens else {}
         try:
-            results = await self._transport.publish(batch, within=within)
+            results = await self._transport.publish(batch, within=within, transaction=transaction)
             answers = iter(await self._once_freed(batch, results, _left(within, began)) if self.gate.waits else results)
         except BaseException:
-            self.permits.owe(len(window))
-            self.permits.give(-len(window))  # publish_many gives back what it has taken
+            if transaction is None:
+                self.permits.owe(len(window))
+                self.permits.give(-len(window))  # publish_many gives back what it has taken
             for span in spans.values():
                 end_span(span, "failed")
             raise
@@ -299,11 +341,11 @@ class Outbound:
             raise
         return results
 
-    async def _publish_draft(self, draft: Draft, within: timedelta, own: bool) -> Receipt:
+    async def _publish_draft(self, draft: Draft, within: timedelta, own: bool, transaction: object | None) -> Receipt:
         passing = Passing(draft, self.chain)
         outgoing = await self._encode(passing)
         try:
-            result, took = await self._through(outgoing, within, passing.span, own)
+            result, took = await self._through(outgoing, within, passing.span, own, transaction)
         except BaseException as raised:
             passing.span = None  # `_through` has closed it: it knows whether something was written
             await passing.tell(raised)
@@ -502,11 +544,15 @@ class Outbound:
     # One publish
 
     async def _through(
-        self, outgoing: Outgoing, within: timedelta, span: Span | None, own: bool
+        self, outgoing: Outgoing, within: timedelta, span: Span | None, own: bool, transaction: object | None = None
     ) -> tuple[PublishResult, float]:
         """How it ended, and the seconds from the write to that; of what was not written, all of them."""
         permits, limit = self.permits, within
         began = written = time.perf_counter()
+        if transaction is not None:
+            # Without a permit: it is the caller's connection that writes, and the caller's to be slow.
+            (result,) = await self._transport.publish((outgoing,), within=within, transaction=transaction)
+            return result, time.perf_counter() - began
         try:
             if self.gate.is_shut:
                 refusal = await self.gate.refusal(within.total_seconds(), own=own)

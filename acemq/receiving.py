@@ -51,7 +51,7 @@ class Receiving(AsyncIterator[Pulled[T_co]], Generic[T_co]):
         self.fetched_at = mover.clock.monotonic()
         self._reader, self._prefetch = reader, prefetch
         self._drain_timeout, self._ended = drain_timeout, ended
-        self._holding = Holding(queue, mover.transport, mover.clock)
+        self._holding = Holding(queue, mover.settle, mover.clock)
         self._turns: deque[asyncio.Future[None]] = deque()
         self._subscription: Subscription | None = None
         self._stop = Stop()
@@ -135,6 +135,8 @@ class Receiving(AsyncIterator[Pulled[T_co]], Generic[T_co]):
 
     def deliver(self, batch: Sequence[Delivery], /) -> None:
         self.fetched_at = self.mover.clock.monotonic()
+        if self.mover.leases is not None:
+            self.mover.leases.keep(batch, self.lost)
         self._holding.add(batch)
         self._wake(len(batch))
 
@@ -168,6 +170,8 @@ class Receiving(AsyncIterator[Pulled[T_co]], Generic[T_co]):
             finished = await until(end, self.mover.at_rest())
         finally:
             self._holding.ready.clear()
+            if self.mover.leases is not None:
+                self.mover.leases.let_go_of(self.lost)
             if subscription is not None:
                 given_back = subscription.state.held
                 await until(max(end, time.monotonic()) + CLOSING, subscription.close())

@@ -105,8 +105,8 @@ class OnServer(TransportConformance):
     """How the server writes bytes."""
 
     @pytest.fixture(autouse=True)
-    def between(self, database: Database) -> Iterator[None]:
-        self.database = database
+    def between(self, server_of_module: Database) -> Iterator[None]:
+        self.database = database = server_of_module
         self.name_of_database = f"c_{secrets.token_hex(6)}"
         url = database.create_database(self.name_of_database)
         with TcpFaults(url, restart=self._restart, wipe=self._wipe, block=self._block) as tcp:
@@ -154,7 +154,7 @@ class TestPostgreSQL(OnServer):
         return self.tcp.behind(lambda url: transport(url.replace("test@", f"stranger:{secret}@"))), secret
 
     @pytest.fixture
-    def database(self, postgresql_of_module: PostgreSQL) -> PostgreSQL:
+    def server_of_module(self, postgresql_of_module: PostgreSQL) -> Database:
         return postgresql_of_module
 
 
@@ -172,7 +172,7 @@ class TestMariaDB(OnServer):
         return self.tcp.behind(lambda url: transport(url.replace("root@", f"root:{secret}@"))), secret
 
     @pytest.fixture
-    def database(self, mariadb_of_module: MariaDB) -> MariaDB:
+    def server_of_module(self, mariadb_of_module: MariaDB) -> Database:
         return mariadb_of_module
 
 

@@ -14,12 +14,14 @@ gather.py     many calls, one trip           bell.py       waiting
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import Any
 
 from acemq.errors import MissingExtraError
 from acemq.transport import Transport
 
 _EXTRAS = {"postgresql": "postgres", "mariadb": "mysql", "mysql": "mysql"}
+_DRIVER_OF = {"postgresql": "asyncpg", "mariadb": "asyncmy", "mysql": "asyncmy"}
 _DRIVERS = ("sqlalchemy", "greenlet", "asyncpg", "psycopg", "asyncmy", "aiosqlite")
 
 
@@ -32,10 +34,9 @@ def transport(url: str, /, **options: Any) -> Transport:
     try:
         from . import port
 
-        if scheme.startswith("postgresql") and "psycopg" not in scheme:
-            import asyncpg  # noqa: F401
-        if scheme.startswith(("mariadb", "mysql")):
-            import asyncmy  # type: ignore[import-untyped]  # noqa: F401
+        name, _, driver = scheme.partition("+")
+        if name in _DRIVER_OF and driver in ("", "asyncpg", "psycopg", "asyncmy"):
+            import_module(driver or _DRIVER_OF[name])
     except ModuleNotFoundError as missing:
         if (missing.name or "").partition(".")[0] in _DRIVERS:
             raise MissingExtraError(f"{scheme}://", _EXTRAS.get(scheme.partition("+")[0], "sql")) from None

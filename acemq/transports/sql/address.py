@@ -16,6 +16,7 @@ from typing import Any, cast
 
 import msgspec
 import sqlalchemy as sa
+from sqlalchemy import exc
 
 from acemq.clock import SYSTEM, Clock, check_duration
 from acemq.errors import ConfigurationError, SecurityError
@@ -100,7 +101,7 @@ def parse(url: object) -> tuple[Address, dict[str, str]]:
         raise ConfigurationError(f"acemq does not stand on the driver {driver!r}; write {name}:// or {known}")
     try:
         parsed = sa.make_url(url)
-    except (sa.exc.ArgumentError, ValueError):
+    except (exc.ArgumentError, ValueError):
         raise ConfigurationError(
             f"this is no URL of a database; it reads {name}://user:password@host/database, and in a password "
             "'/', '?', '#', '@' are written %2F, %3F, %23, %40"

@@ -19,11 +19,12 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import sqlalchemy as sa
+from sqlalchemy import event, exc
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
-from acemq.errors import AcemqError, SecurityError
+from acemq.errors import AcemqError, ConfigurationError, SecurityError
 from acemq.security import Credentials, check_answer
-from acemq.transport import AccessDenied, NotConnected, SchemaMissing, TransportError
+from acemq.transport import AccessDenied, NotConnected, SchemaMissing, ServerTooOld, TransportError
 
 from . import schema
 from .address import Address, Options
@@ -61,16 +62,17 @@ class Database(ABC):
     async def run(self, work: Work[T], *, alone: bool = False, reading: bool = False) -> T:
         """In a transaction, committed when it returns.
 
-        `alone`: each statement of it may stand alone, so that a trip is saved where that costs one. `reading`: it writes
-        nothing, so nobody has to wait for it.
+        `alone`: each statement of it may stand alone, so that a trip is saved where that costs one. `reading`: it
+        writes nothing, so nobody has to wait for it.
         """
 
     @abstractmethod
     def abort(self) -> None:
         """Cut every connection, so that whatever waits for an answer ends."""
 
+    @abstractmethod
     async def drop_idle(self) -> None:
-        """Forget what waits in the pool: it goes with the link."""
+        """Forget what waits in a pool: it goes with the link."""
 
     @abstractmethod
     async def close(self) -> None: ...
@@ -108,7 +110,7 @@ class Database(ABC):
 
 def said(error: BaseException) -> str:
     """A driver's own words, without the statement and its parameters, which hold people's data."""
-    cause = error.orig if isinstance(error, sa.exc.DBAPIError) and error.orig is not None else error
+    cause = error.orig if isinstance(error, exc.DBAPIError) and error.orig is not None else error
     first = str(cause).strip().partition("\n")[0]
     return first.rpartition(">: ")[2] or type(cause).__name__
 
@@ -166,19 +168,20 @@ class Server(Database):
             await self._engine.dispose(close=False)
 
     def _make_engine(self) -> None:
-        given = self.options.engine
-        if given is not None:
-            self._engine = given
+        engine: AsyncEngine
+        level: dict[str, Any] = {}
+        if self.options.engine is not None:
+            engine, level = self.options.engine, {"isolation_level": "READ COMMITTED"}
         else:
             # One more than there is work at a time: for the look whether the server still answers.
             options: dict[str, Any] = {"pool_size": self.options.pool + 1, "max_overflow": 0}
-            self._engine = create_async_engine(self.address.url, isolation_level="READ COMMITTED", **options)
-            sa.event.listen(self._engine.sync_engine, "do_connect", self._introduce)
-        if not sa.event.contains(self._engine.sync_engine, "connect", self._connected):
-            sa.event.listen(self._engine.sync_engine, "connect", self._connected)
-        given_level = {} if given is None else {"isolation_level": "READ COMMITTED"}
-        self._atomic = self._engine.execution_options(**given_level)
-        self._alone = self._engine.execution_options(isolation_level="AUTOCOMMIT")
+            engine = create_async_engine(self.address.url, isolation_level="READ COMMITTED", **options)
+            event.listen(engine.sync_engine, "do_connect", self._introduce)
+        if not event.contains(engine.sync_engine, "connect", self._connected):
+            event.listen(engine.sync_engine, "connect", self._connected)
+        self._engine = engine
+        self._atomic = engine.execution_options(**level)
+        self._alone = engine.execution_options(isolation_level="AUTOCOMMIT")
 
     def _introduce(self, dialect: object, record: object, args: object, parameters: dict[str, Any]) -> None:
         if self.login.user:
@@ -241,7 +244,10 @@ class File(Database):
         return await self._in_thread(self._do, work, reading)
 
     def abort(self) -> None:
-        pass
+        """What waits for the file goes on to its end, which a lock may put off by `BUSY` at most."""
+
+    async def drop_idle(self) -> None:
+        """There is one connection, and the next dial replaces it."""
 
     async def close(self) -> None:
         thread, self._thread = self._thread, None
@@ -280,8 +286,8 @@ class File(Database):
             # A transaction that begins by reading and then writes fails at once where another one writes.
             connection.exec_driver_sql("BEGIN" if self._reading else "BEGIN IMMEDIATE")
 
-        sa.event.listen(self._engine, "connect", connected)
-        sa.event.listen(self._engine, "begin", begin)
+        event.listen(self._engine, "connect", connected)
+        event.listen(self._engine, "begin", begin)
         self._connection = self._engine.connect()
         self._do(self._look, False)
 
@@ -340,9 +346,6 @@ def _facts(connection: sa.Connection, dialect: Dialect) -> Facts:
 
 def check_mysql(dialect: Dialect, found: str, log_bin: str, binlog_format: str) -> None:
     """MariaDB says so in its version; each is refused under the other's name, since they differ where it matters."""
-    from acemq.errors import ConfigurationError
-    from acemq.transport import ServerTooOld
-
     is_mariadb = "mariadb" in found.lower()
     if is_mariadb is not (dialect.name == "mariadb"):
         right = "mariadb://" if is_mariadb else "mysql://"

@@ -11,10 +11,11 @@ from typing import Any
 
 import msgspec
 import sqlalchemy as sa
+from sqlalchemy import exc
 
 from acemq.transport import ServerTooOld
 
-STATEMENTS = files(__package__) / "statements"
+STATEMENTS = files(__name__.rpartition(".")[0]) / "statements"
 
 _EXPANDED = ("seqs", "pairs")
 """Parameters that stand for a list in brackets."""
@@ -52,14 +53,14 @@ class Dialect(msgspec.Struct, frozen=True):
     def trouble(self, error: BaseException) -> Trouble:
         if isinstance(error, OSError | EOFError | TimeoutError):
             return Trouble.LOST
-        if not isinstance(error, sa.exc.DBAPIError):
+        if not isinstance(error, exc.DBAPIError):
             code = code_of(error)
         elif error.connection_invalidated:
             return Trouble.LOST
         else:
             code = code_of(error.orig)
         if code is None:
-            return Trouble.LOST if isinstance(error, sa.exc.InterfaceError) else Trouble.OTHER
+            return Trouble.LOST if isinstance(error, exc.InterfaceError) else Trouble.OTHER
         if code in self.transient:
             return Trouble.TRANSIENT
         if code in self.denied:
@@ -188,7 +189,7 @@ class Statements:
 
 def _text(sql: str) -> sa.TextClause:
     made = sa.text(sql)
-    expanded = [sa.bindparam(name, expanding=True) for name in _EXPANDED if f"IN :{name}" in sql]
+    expanded: list[Any] = [sa.bindparam(name, expanding=True) for name in _EXPANDED if f"IN :{name}" in sql]
     return made.bindparams(*expanded) if expanded else made
 
 

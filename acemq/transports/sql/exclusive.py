@@ -7,13 +7,14 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import sqlalchemy as sa
+from sqlalchemy import exc
 
 from acemq.transport import TransportError
 
 from .dialects import Statements, text_of
 
 if TYPE_CHECKING:
-    from .port import Running
+    from .running import Running
 
 LEASE = 15.0
 """Seconds for which a holder that is not heard of is waited for."""
@@ -70,7 +71,7 @@ class Exclusive:
             except TransportError as error:
                 # Two made the first row at once.
                 cause = error.__cause__
-                if not isinstance(cause, sa.exc.IntegrityError):
+                if not isinstance(cause, exc.IntegrityError):
                     raise
         self._renew_at = began + RENEWED_EVERY
 

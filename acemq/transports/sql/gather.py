@@ -7,36 +7,36 @@ from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Generic, TypeVar
 
-I = TypeVar("I")
-O = TypeVar("O")
+Item = TypeVar("Item")
+Answer = TypeVar("Answer")
 
 
-class Ask(Generic[I, O]):
+class Ask(Generic[Item, Answer]):
     """Some items of one caller, and where their answers go."""
 
     __slots__ = ("answer", "items", "left")
 
-    def __init__(self, items: Sequence[I], answer: asyncio.Future[Sequence[O]]) -> None:
+    def __init__(self, items: Sequence[Item], answer: asyncio.Future[Sequence[Answer]]) -> None:
         self.items, self.answer = items, answer
         self.left = False
         """It is on its way to the database, and can no more be withdrawn."""
 
-    async def answered(self) -> Sequence[O]:
+    async def answered(self) -> Sequence[Answer]:
         """A cancelled caller only stops waiting."""
         return await asyncio.shield(self.answer)
 
-    def refuse(self, answer: O) -> None:
+    def refuse(self, answer: Answer) -> None:
         """The same answer to everything that was asked."""
         if not self.answer.done():
             self.answer.set_result([answer] * len(self.items))
 
 
-class Gathering(Generic[I, O]):
+class Gathering(Generic[Item, Answer]):
     """Hands everything that waits to `act`, so many times at once at most."""
 
     def __init__(
         self,
-        act: Callable[[list[I]], Coroutine[Any, Any, Sequence[O]]],
+        act: Callable[[list[Item]], Coroutine[Any, Any, Sequence[Answer]]],
         *,
         at_once: int,
         most: int,
@@ -44,20 +44,20 @@ class Gathering(Generic[I, O]):
     ) -> None:
         """`may`: whether anything may leave now; once it may again, somebody calls `go_on`."""
         self._act, self._at_once, self._most, self._may = act, at_once, most, may
-        self._waiting: deque[Ask[I, O]] = deque()
+        self._waiting: deque[Ask[Item, Answer]] = deque()
         self._running: set[asyncio.Task[None]] = set()
         self._soon = False
         self.outstanding = 0
         """Items without an answer."""
 
-    def ask(self, items: Sequence[I]) -> Ask[I, O]:
-        asked: Ask[I, O] = Ask(items, asyncio.get_running_loop().create_future())
+    def ask(self, items: Sequence[Item]) -> Ask[Item, Answer]:
+        asked: Ask[Item, Answer] = Ask(items, asyncio.get_running_loop().create_future())
         self._waiting.append(asked)
         self.outstanding += len(items)
         self._start()
         return asked
 
-    def withdraw(self, asked: Ask[I, O]) -> bool:
+    def withdraw(self, asked: Ask[Item, Answer]) -> bool:
         """Whether it had not left yet: then it never will."""
         if asked.left or asked not in self._waiting:
             return False
@@ -65,7 +65,7 @@ class Gathering(Generic[I, O]):
         self.outstanding -= len(asked.items)
         return True
 
-    def withdraw_all(self) -> list[Ask[I, O]]:
+    def withdraw_all(self) -> list[Ask[Item, Answer]]:
         waiting = list(self._waiting)
         for asked in waiting:
             self.withdraw(asked)
@@ -92,7 +92,7 @@ class Gathering(Generic[I, O]):
         self._soon = False
         if not self._waiting or len(self._running) >= self._at_once or not self._may():
             return
-        together: list[Ask[I, O]] = []
+        together: list[Ask[Item, Answer]] = []
         count = 0
         while self._waiting and (not together or count + len(self._waiting[0].items) <= self._most):
             asked = self._waiting.popleft()
@@ -105,7 +105,7 @@ class Gathering(Generic[I, O]):
         if self._waiting:
             self._start()
 
-    async def _do(self, together: list[Ask[I, O]]) -> None:
+    async def _do(self, together: list[Ask[Item, Answer]]) -> None:
         items = [item for asked in together for item in asked.items]
         try:
             answers = await self._act(items)

@@ -156,9 +156,8 @@ class SqlTransport:
                 raise ClosedError(f"{self._address.endpoint} was closed while it was opening")
             if not opening.done():
                 where, last = self._address.endpoint, running.link.last_error or "no answer"
-                raise NotConnected(
-                    f"no database reached at {where} within {limit:g} s; last: {last}", hosts=(where,), last=last
-                )
+                text = f"no database reached at {where} within {limit:g} s; last: {last}"
+                raise NotConnected(text, hosts=(where,), last=last)
             opening.result()
         except BaseException:
             if self._closing is None:  # else that does what is left to do
@@ -375,28 +374,28 @@ class SqlTransport:
         if lease is not None:
             check_lease("lease", lease)
         until = running.loop.time() + check_duration("wait", wait, zero=True).total_seconds()
-        pulling = running.link.keep(self._pull(running, queue, most, until, lease))
+        bell, left = Bell(), asyncio.Event()
+        pulling = running.link.keep(self._pull(running, queue, most, until, lease, bell, left))
         try:
             return await asyncio.shield(pulling)
         except asyncio.CancelledError:
-            # What it brings has nobody to go to.
+            # It ends at its next look, and what it brings has nobody to go to.
+            left.set()
+            bell.ring()
             pulling.add_done_callback(lambda done: _give_back(running, done))
-            self._leave(pulling)
             raise
 
-    def _leave(self, pulling: asyncio.Task[list[Delivery]]) -> None:
-        """Let it end at its next look, rather than take for nobody."""
-        self._left.add(pulling)
-        pulling.add_done_callback(self._left.discard)
-
-    @property
-    def _left(self) -> set[asyncio.Task[list[Delivery]]]:
-        return self.__dict__.setdefault("_left_pulls", set())
-
     async def _pull(
-        self, running: Running, queue: str, most: int, until: float, lease: timedelta | None
+        self,
+        running: Running,
+        queue: str,
+        most: int,
+        until: float,
+        lease: timedelta | None,
+        bell: Bell,
+        left: asyncio.Event,
     ) -> list[Delivery]:
-        loop, bell, me = running.loop, Bell(), asyncio.current_task()
+        loop = running.loop
         lost: str | None = None
         place = await self._find(running, queue, until)
         length = self._lease(running, queue, lease)
@@ -417,7 +416,7 @@ class SqlTransport:
                     continue
                 if taken.rows:
                     return _held(running, taken, queue, place, began + length)
-                if loop.time() >= until or me in self._left:
+                if loop.time() >= until or left.is_set():
                     return []
                 wait = running.poll if running.is_woken else pause
                 pause = min(pause * 2, running.poll)
@@ -452,7 +451,7 @@ class SqlTransport:
             try:
                 orders.append(order(item, receipt))
             except ConfigurationError as error:
-                log.error("settling %s of %r: %s", item.delivery.message_id, item.delivery.queue, error)
+                log.warning("settling %s of %r: %s", item.delivery.message_id, item.delivery.queue, error)
                 results[number] = Settled.FAILED
                 continue
             receipt.gone = True

@@ -154,7 +154,7 @@ def write(
             routes, sure = load(connection, statements, routes), True
             continue
         touched = {place.id for _, place in copies}
-        told = touched - notice.hushed if notice is not None else set()
+        told: set[int] = touched - notice.hushed if notice is not None else set()
         if not copies or put(connection, now, statements, routes, batch, copies, told, notice):
             return Written(results, touched, told, routes)
         routes, sure = load(connection, statements), True

@@ -26,7 +26,7 @@ from .exclusive import RENEWED_EVERY, Exclusive
 from .settle import Receipt
 
 if TYPE_CHECKING:
-    from .port import Running
+    from .running import Running
 
 log = logging.getLogger("acemq.sql")
 

@@ -425,7 +425,7 @@ class Running:
         try:
             done = await self.link.start(work, alone=True)
         except NotConnected:
-            # The answer was lost, and perhaps not the settlement: done again, and what is left of the rest is looked at.
+            # The answer was lost, and perhaps not the settlement: done again, and then what is left is looked at.
             await self.link.live(self.loop.time() + ANSWER_LIMIT)
             done = await self.link.start(work, alone=True)
             done |= await self.link.start(

@@ -92,7 +92,7 @@ def _count_up(connection: sa.Connection, desk: Desk, routes: Routes) -> None:
 def _look(connection: sa.Connection, desk: Desk, routes: Routes, topology: Topology, now: int) -> Iterator[Finding]:
     for exchange in topology.exchanges:
         kind = routes.exchanges.get(exchange.name)
-        found = None if kind is None else {"kind": kind}
+        found: dict[str, object] | None = None if kind is None else {"kind": kind}
         yield from _compare("exchange", exchange.name, {"kind": exchange.kind}, found)
     for queue in topology.queues:
         place = routes.queues.get(queue.name)

@@ -1,4 +1,4 @@
-"""Publishing inside the caller's transaction: rows written through a connection that is not ours, and never ended by us."""
+"""Publishing inside the caller's transaction: rows written through a connection that is not ours to end."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import sqlalchemy as sa
+from sqlalchemy import event, exc
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
 from sqlalchemy.orm import Session
 
@@ -42,7 +43,7 @@ async def write_in(
     try:
         async with asyncio.timeout(within):
             everything = await _run(transaction, work)
-    except sa.exc.DBAPIError as error:
+    except exc.DBAPIError as error:
         return [PublishResult(Published.FAILED, _told(error, running))] * len(batch)
     except TimeoutError:
         return [PublishResult(Published.FAILED, TransportError("no answer within the time"))] * len(batch)
@@ -77,7 +78,7 @@ async def _run(transaction: object, work: Callable[[sa.Connection], T]) -> T:
 
 
 def _check_same(connection: sa.Connection, running: Running) -> None:
-    """Another kind of database is seen at once; another database of the same kind has no such table, or no such queue."""
+    """Another kind of database is seen at once; another of the same kind has no such table, or no such queue."""
     ours = running.database.dialect.name
     if connection.dialect.name not in ({"mariadb", "mysql"} if ours in ("mariadb", "mysql") else {ours}):
         raise TransportError(
@@ -86,7 +87,7 @@ def _check_same(connection: sa.Connection, running: Running) -> None:
         )
 
 
-def _told(error: sa.exc.DBAPIError, running: Running) -> TransportError:
+def _told(error: exc.DBAPIError, running: Running) -> TransportError:
     told = running.database.told(error)
     if running.database.dialect.trouble(error) is Trouble.SCHEMA:
         table = running.database.tables.fill("{t}message", running.database.dialect)
@@ -107,12 +108,12 @@ def _ring_after_commit(transaction: Any, running: Running, touched: set[int]) ->
 
     match transaction:
         case AsyncSession():
-            sa.event.listen(transaction.sync_session, "after_commit", ring, once=True)
+            event.listen(transaction.sync_session, "after_commit", ring, once=True)
         case Session():
-            sa.event.listen(transaction, "after_commit", ring, once=True)
+            event.listen(transaction, "after_commit", ring, once=True)
         case AsyncConnection() if transaction.sync_connection is not None:
-            sa.event.listen(transaction.sync_connection, "commit", ring, once=True)
+            event.listen(transaction.sync_connection, "commit", ring, once=True)
         case sa.Connection():
-            sa.event.listen(transaction, "commit", ring, once=True)
+            event.listen(transaction, "commit", ring, once=True)
         case _:
             pass

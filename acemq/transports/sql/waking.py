@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from hashlib import sha256
+from importlib import import_module
 from typing import Any, Protocol
 
 from .database import DIAL_LIMIT, Database, File, Server, said
@@ -103,7 +104,6 @@ class Listener:
 
     async def start(self) -> None:
         """Whatever it could not do it says once; then consumers look for themselves."""
-        import asyncpg
 
         if self.is_live:
             return
@@ -111,7 +111,7 @@ class Listener:
         address, login = self._server.address.url, self._server.login
         try:
             async with asyncio.timeout(DIAL_LIMIT):
-                connection: Any = await asyncpg.connect(
+                connection: Any = await asyncpg().connect(
                     host=address.host,
                     port=address.port,
                     database=address.database,
@@ -124,9 +124,13 @@ class Listener:
         except Exception as error:
             if not self._warned:
                 self._warned = True
-                where = self._server.address.endpoint
-                log.warning("%s does not let us listen: %s; looking every %s instead. Behind a pooler that gives out a "
-                            "session per transaction write listen=false", where, said(error), self._server.options.poll)  # fmt: skip
+                log.warning(
+                    "%s does not let us listen: %s; looking every %s instead. Behind a pooler that gives out a session "
+                    "per transaction write listen=false",
+                    self._server.address.endpoint,
+                    said(error),
+                    self._server.options.poll,
+                )
             return
         self._connection = connection
         self._heard(None)
@@ -147,6 +151,11 @@ class Listener:
         if sender == self._me:
             return
         self._heard(int(what) if what.isdecimal() else None)
+
+
+def asyncpg() -> Any:
+    """Without types, and not installed with every extra."""
+    return import_module("asyncpg")
 
 
 class Hush:

@@ -13,6 +13,7 @@ from importlib.resources import files
 from typing import Any
 
 import sqlalchemy as sa
+from sqlalchemy import exc
 
 from acemq.errors import ConfigurationError
 from acemq.transport import SchemaMissing
@@ -52,7 +53,7 @@ def _since(dialect: Dialect, since: int, tables: Tables) -> list[str]:
 
 @cache
 def _versions(database: str) -> list[tuple[int, str]]:
-    folder = files(__package__) / database
+    folder = files(__name__) / database
     found = [(int(file.name[:3]), file.read_text()) for file in folder.iterdir() if file.name.endswith(".sql")]
     return sorted(found)
 
@@ -65,8 +66,8 @@ def found(connection: sa.Connection, dialect: Dialect, tables: Tables, statement
     try:
         value = connection.execute(statements["schema_version"]).scalar()
         version = 0 if value is None else int(text_of(value))
-    except (sa.exc.DBAPIError, ValueError) as error:
-        if isinstance(error, sa.exc.DBAPIError) and dialect.trouble(error) is Trouble.LOST:
+    except (exc.DBAPIError, ValueError) as error:
+        if isinstance(error, exc.DBAPIError) and dialect.trouble(error) is Trouble.LOST:
             raise
         raise _foreign(f"{tables.prefix}meta") from error
     return version
@@ -112,7 +113,7 @@ def create(connection: sa.Connection, dialect: Dialect, tables: Tables, statemen
         try:
             for statement in _since(dialect, version, tables) if version < VERSION else ():
                 connection.exec_driver_sql(statement)
-        except sa.exc.DBAPIError as error:
+        except exc.DBAPIError as error:
             if "already exists" in str(error.orig):
                 raise _foreign(f"that begins with {tables.prefix}") from error
             raise
