@@ -139,7 +139,7 @@ async def test_t018_a_transaction_left_open_keeps_nobody(mq: AceMQ, url: str, en
         await mq.send("q", 0, transaction=connection)
         async with asyncio.timeout(5):
             await mq.send_many("q", range(1, 20))
-            await mq.declare(Topology().queue("later").bind("later", "x"))
+            await mq.declare(Topology().queue("later").exchange("x", "fanout").bind("later", "x"))
             await until(lambda: len(got) == 19)
             async with acemq.connect(url) as other:
                 await other.send("q", 20)
@@ -153,7 +153,7 @@ async def test_a_transaction_on_another_database_is_refused_and_says_so(mq: AceM
     foreign = create_async_engine("sqlite+aiosqlite://")
     try:
         async with foreign.connect() as connection:
-            with pytest.raises(acemq.PublishError, match="same database|another database"):
+            with pytest.raises(acemq.PublishError, match=r"same database|another database"):
                 await mq.send("q", 1, transaction=connection)
     finally:
         await foreign.dispose()

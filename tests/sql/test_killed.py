@@ -1,0 +1,228 @@
+"""Processes that are killed, stopped and waken up, and a server that is killed: nothing is lost, nothing settled twice.
+
+Cases T-022, T-024, O-34, O-44; the crash windows of spec/transports.md section 17.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import random
+import signal
+import sqlite3
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+import sqlalchemy as sa
+from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
+
+import acemq
+from acemq import AceMQ, Message, PublishError, Topology
+from acemq.testing.conformance import TcpFaults
+from tests.services import Database, MariaDB, PostgreSQL
+from tests.sql.worker import POINTS
+from tests.sql.workers import Record, Worker, discarded
+from tests.waiting import until, until_async
+
+pytestmark = pytest.mark.timeout(240)
+
+LEASE = 2
+
+
+def with_lease(url: str) -> str:
+    return f"{url}{'&' if '?' in url else '?'}lease={LEASE}"
+
+
+@pytest.fixture
+def record(tmp_path: Path) -> Record:
+    return Record(tmp_path / "handled")
+
+
+@pytest.mark.slow
+async def test_t022_a_consumer_killed_at_each_step_loses_nothing(mq: AceMQ, url: str, record: Record) -> None:
+    total, workers = 400, list[Worker]()
+    await mq.send_many("q", range(total))
+    points = itertools.cycle(POINTS)
+    killed = 0
+    chance = random.Random(22)
+    with discarded(workers):
+
+        def start() -> None:
+            nonlocal killed
+            point = next(points) if killed < 8 else ""
+            workers.append(Worker(with_lease(url), record.path, point=point, nth=chance.randint(2, 12)))
+
+        start()
+        start()
+
+        def is_through() -> bool:
+            nonlocal killed
+            for worker in workers[-2:]:
+                if not worker.is_running():
+                    workers.remove(worker)
+                    worker.discard()
+                    killed += 1
+                    start()
+            return len(record.counts()) == total and killed >= 8
+
+        if not await_quietly(is_through, within=120):
+            # The last bombs may never go off when everything was handled before: what counts is that nothing is lost.
+            assert len(record.counts()) == total
+        assert killed >= 4
+
+        async def is_empty() -> bool:
+            depth = await mq.depth("q")
+            return (depth.ready, depth.held, depth.delayed) == (0, 0, 0)
+
+        await until_async(is_empty, within=4 * LEASE + 10)
+        for worker in workers:
+            if worker.is_running():
+                worker.end()
+    assert set(record.counts()) == set(range(total))
+
+
+def await_quietly(condition: Callable[[], bool], *, within: float) -> bool:
+    end = time.monotonic() + within
+    while not condition():
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.02)
+    return True
+
+
+async def test_t024_a_consumer_asleep_through_its_lease_settles_nothing(mq: AceMQ, url: str, record: Record) -> None:
+    await mq.send_many("q", range(5))
+    sleeper = Worker(with_lease(url), record.path, hold=1)
+    others: list[Worker] = []
+    with discarded([sleeper, *others]):
+        await asyncio.to_thread(sleeper.await_ready)
+
+        async def has_all() -> bool:
+            return (await mq.depth("q")).held == 5
+
+        await until_async(has_all)
+        sleeper.send(signal.SIGSTOP)
+        others.append(Worker(with_lease(url), record.path))
+        await until(lambda: len(record.counts()) == 5, within=4 * LEASE + 20)
+        before = record.counts()
+        sleeper.send(signal.SIGCONT)
+        # What it had begun it either never ends, since it is cancelled, or ends in vain.
+        await mq.send("q", 99)
+        await until(lambda: 99 in record.counts(), within=20)
+        await asyncio.to_thread(sleeper.end)
+        await asyncio.to_thread(others[0].end)
+        assert sum(before.values()) == 5
+        assert sleeper.stale == 5
+    depth = await mq.depth("q")
+    assert (depth.ready, depth.held) == (0, 0)
+
+
+@pytest.mark.slow
+async def test_o44_eight_processes_on_one_file_handle_each_message_and_see_no_lock(
+    tmp_path: Path, record: Record
+) -> None:
+    url, total = f"sqlite:///{tmp_path / 'shared.db'}?lease=60", 20_000
+    workers: list[Worker] = []
+    async with acemq.connect(url) as mq:
+        await mq.declare(Topology().queue("q", dead_letter=True))
+        with discarded(workers):
+            workers.extend(Worker(url, record.path) for _ in range(8))
+            for worker in workers:
+                await asyncio.to_thread(worker.await_ready)
+            await mq.send_many("q", range(total), timeout=timedelta(seconds=60))
+
+            async def is_empty() -> bool:
+                depth = await mq.depth("q")
+                return (depth.ready, depth.held) == (0, 0)
+
+            await until_async(is_empty, within=180)
+            said = [await asyncio.to_thread(worker.end) for worker in workers]
+    assert record.counts() == dict.fromkeys(range(total), 1)
+    assert [text for text in said if "locked" in text.lower() or "Traceback" in text] == []
+    assert min(len(record.by(worker.pid)) for worker in workers) > 0
+    with sqlite3.connect(tmp_path / "shared.db") as file:
+        assert file.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+    file.close()
+
+
+async def test_o44_a_writer_that_holds_the_lock_for_three_seconds_only_delays(tmp_path: Path) -> None:
+    path = tmp_path / "messages.db"
+    async with acemq.connect(f"sqlite:///{path}") as mq:
+        await mq.declare(Topology().queue("q"))
+        other = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+        other.execute("BEGIN IMMEDIATE")
+        asyncio.get_running_loop().call_later(3, other.execute, "COMMIT")
+        await mq.send("q", 1)
+        pulled = await mq.pull("q", int)
+        assert pulled is not None
+        assert await pulled.accept()
+        other.close()
+
+
+@pytest.fixture(params=["postgresql", "mariadb"])
+def server(request: pytest.FixtureRequest) -> Database:
+    started: PostgreSQL | MariaDB = request.getfixturevalue(f"start_{request.param}")()
+    return started
+
+
+@pytest.mark.slow
+async def test_a_server_that_is_killed_again_and_again_keeps_what_it_confirmed(server: Database) -> None:
+    url = server.create_database("mine")
+    confirmed, uncertain, handled = set[int](), set[int](), list[int]()
+
+    async def take(message: Message[int]) -> None:
+        handled.append(message.payload)
+
+    async with acemq.connect(f"{url}?create_schema=true&lease={LEASE}", publish_timeout=timedelta(seconds=20)) as mq:
+        await mq.declare(Topology().queue("q", dead_letter=True))
+
+        async def send(number: int) -> None:
+            try:
+                await mq.send("q", number)
+                confirmed.add(number)
+            except PublishError as error:
+                if error.outcome != "refused":
+                    uncertain.add(number)
+
+        async with mq.consume("q", int, take, concurrency=20):
+            for first in (0, 100, 200):
+                sending = [asyncio.create_task(send(first + number)) for number in range(100)]
+                await asyncio.wait(sending, return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.to_thread(server.kill)
+                await asyncio.to_thread(server.start)
+                await asyncio.gather(*sending)
+            await until(lambda: confirmed <= set(handled), within=60)
+    assert set(handled) <= confirmed | uncertain
+    assert len(confirmed) > 100
+
+
+@pytest.mark.slow
+async def test_a_commit_that_is_cut_off_commits_row_and_message_or_neither(server: Database) -> None:
+    url = server.create_database("mine")
+    driver = "postgresql+asyncpg" if isinstance(server, PostgreSQL) else "mariadb+asyncmy"
+    server.execute("CREATE TABLE business (n INT)", "mine")
+    chance = random.Random(4)
+    with TcpFaults(url) as faults:
+        rest = faults.url.partition("://")[2]
+        async with acemq.connect(f"{url}?create_schema=true") as mq:
+            await mq.declare(Topology().queue("q"))
+            engine = create_async_engine(f"{driver}://{rest}")
+            for number in range(30):
+                try:
+                    async with AsyncSession(engine) as session:
+                        await session.execute(sa.text(f"INSERT INTO business VALUES ({number})"))
+                        await mq.send("q", number, transaction=session)
+                        commit = asyncio.create_task(session.commit())
+                        for _ in range(chance.randrange(6)):
+                            await asyncio.sleep(0)
+                        await faults.cut()
+                        await commit
+                except Exception:  # whichever the driver raises for a link that was cut
+                    continue
+            await engine.dispose()
+            rows = {int(line) for line in server.execute("SELECT n FROM business", "mine").split()}
+            messages = {pulled.payload for pulled in await mq.pull_many("q", int, most=100)}
+            assert messages == rows
