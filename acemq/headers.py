@@ -206,7 +206,10 @@ def to_text(headers: Headers) -> str:
 
 def from_text(text: str | bytes) -> dict[str, HeaderValue]:
     """Raises `ValueError` where it is no such text."""
-    headers: dict[str, Any] = _READ_JSON.decode(text)
+    try:
+        headers: dict[str, Any] = _READ_JSON.decode(text)
+    except msgspec.DecodeError as error:
+        raise ValueError(str(error)) from error
     for name, value in headers.items():
         if type(value) in (dict, list):
             headers[name] = _read(value)

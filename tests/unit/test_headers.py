@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta, timezone
 from decimal import Decimal
@@ -186,3 +187,64 @@ def test_a_check_refuses_or_leaves_as_it_is(given_headers: Mapping[str, Any]) ->
         return
     assert list(checked) == list(given_headers)
     assert all(checked[name] is given_headers[name] for name in checked)
+
+
+TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
+NAMES = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=20)
+SIMPLE = (
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**63), 2**63 - 1)
+    | st.floats(allow_nan=False)
+    | TEXT
+    | st.binary(max_size=20)
+    | st.datetimes(datetime(1970, 1, 1), datetime(2105, 1, 1), timezones=st.just(UTC)).map(
+        lambda moment: moment.replace(microsecond=0)
+    )
+)
+VALUES = st.recursive(
+    SIMPLE, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(NAMES, inner, max_size=3), max_leaves=8
+)
+
+
+def same(found: Any, sent: Any) -> bool:
+    """Equal in value and type, all the way down."""
+    if type(found) is not type(sent):
+        return False
+    if isinstance(sent, dict):
+        return found.keys() == sent.keys() and all(same(found[name], value) for name, value in sent.items())
+    if isinstance(sent, list):
+        return len(found) == len(sent) and all(map(same, found, sent))
+    return bool(found == sent)
+
+
+@given(st.dictionaries(NAMES, VALUES, max_size=4))
+def test_header_text_comes_back_equal_and_of_the_same_types(headers: dict[str, Any]) -> None:
+    assert same(h.from_text(h.to_text(headers)), headers)
+
+
+HARD = {
+    "$t": {"$t": 5, "beside": 1},
+    "bytes": {"$b": "not base64"},
+    "one": {"$o": {"$f": "nan"}},
+    "deep": [{"$x": [b"\0", {"$": None}]}],
+    "text": "a\0b\N{CLINKING BEER MUGS}",
+}
+
+
+def test_header_text_keeps_what_looks_like_its_own_marks() -> None:
+    assert same(h.from_text(h.to_text(HARD)), HARD)
+    assert math.isnan(h.from_text(h.to_text({"n": math.nan}))["n"])  # type: ignore[arg-type]
+    assert h.from_text(h.to_text({"n": -math.inf})) == {"n": -math.inf}
+
+
+@pytest.mark.parametrize("bad", [{"n": 2**63}, {"n": {1}}, {"n": "\ud800"}, {"n" * 129: 1}, {"": 1}, {"n": [2**64]}])
+def test_header_text_refuses_what_no_transport_carries(bad: Any) -> None:
+    with pytest.raises(ConfigurationError):
+        h.to_text(bad)
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{", '{"a": {"$b": "?"}}', "null"])
+def test_text_that_is_no_headers_is_a_value_error(text: str) -> None:
+    with pytest.raises(ValueError):  # noqa: PT011 whoever has found it out says what it is
+        h.from_text(text)
