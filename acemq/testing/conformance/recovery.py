@@ -12,7 +12,7 @@ from acemq.testing.conformance.hooks import Hooks
 from acemq.testing.conformance.publishing import FAILED, REFUSED, ROUTED, outcomes
 from acemq.testing.conformance.receiving import numbered
 from acemq.testing.conformance.scenario import scenario
-from acemq.transport import Phase, PublishResult, SubscriptionPhase
+from acemq.transport import Phase, PublishResult, Settled, SubscriptionPhase
 
 SECOND = timedelta(seconds=1)
 RESTORED_WITHIN = timedelta(seconds=15)
@@ -111,14 +111,15 @@ class Recovery(Hooks):
         await bench.faults.restart()
         await bench.phase(Phase.CONNECTED, within=3 * bench.timing.recovery)
         await bench.active(subscription, generation=2, within=3 * bench.timing.recovery)
-        await bench.accept(sink.got[:5])
-        handled = 5
-        while len(set(sink.bodies[5:])) < 50:
-            await bench.has(sink, handled + 1)
-            fresh = sink.got[handled:]
-            handled = len(sink.got)
-            await bench.accept(fresh)
-        assert set(sink.bodies) == set(numbered(50))
+        # What was held is held still where the broker keeps leases, and comes again where the link held it.
+        handled, seen = set[bytes](), 0
+        while len(handled) < 50:
+            await bench.has(sink, seen + 1)
+            fresh = sink.got[seen:]
+            seen = len(sink.got)
+            answers = await bench.accept(fresh)
+            handled |= {got.body for got, answer in zip(fresh, answers, strict=True) if answer is Settled.DONE}
+        assert handled == set(numbered(50))
 
     @scenario("C-105", "everything on the server is gone")
     async def test_c105_wiped(self, bench: Bench) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import logging
 import sqlite3
 import ssl
 import time
@@ -15,6 +16,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from importlib import import_module
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -23,12 +25,14 @@ from sqlalchemy import event, exc
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
 from acemq.errors import AcemqError, ConfigurationError, SecurityError
-from acemq.security import Credentials, check_answer
+from acemq.security import Credentials, check_answer, is_loopback
 from acemq.transport import AccessDenied, NotConnected, SchemaMissing, ServerTooOld, TransportError
 
 from . import schema
 from .address import Address, Options
 from .dialects import Dialect, Statements, Tables, Trouble, text_of
+
+log = logging.getLogger("acemq.sql")
 
 T = TypeVar("T")
 Work = Callable[[sa.Connection], T]
@@ -123,12 +127,17 @@ class Server(Database):
         self._engine: AsyncEngine | None = None
         self._atomic: AsyncEngine
         self._alone: AsyncEngine
+        self._warned = False
         self._raw: set[Any] = set()
         """Connections of the driver, to cut them."""
         self.login = Credentials(address.url.username or "", address.url.password or "")
         self.context: ssl.SSLContext | None = None
 
     async def dial(self) -> None:
+        host = self.address.url.host or ""
+        if self.options.tls is None and not self._warned and not is_loopback(host):
+            self._warned = True
+            log.warning("the way to %s is not encrypted; tls=Tls() is", host)
         await self._ask_who_we_are()
         if self._engine is None:
             self._make_engine()
@@ -175,6 +184,8 @@ class Server(Database):
         else:
             # One more than there is work at a time: for the look whether the server still answers.
             options: dict[str, Any] = {"pool_size": self.options.pool + 1, "max_overflow": 0}
+            if self.dialect.name != "postgresql":
+                options["connect_args"] = {"async_creator_fn": _dial_asyncmy}
             engine = create_async_engine(self.address.url, isolation_level="READ COMMITTED", **options)
             event.listen(engine.sync_engine, "do_connect", self._introduce)
         if not event.contains(engine.sync_engine, "connect", self._connected):
@@ -361,16 +372,31 @@ def check_mysql(dialect: Dialect, found: str, log_bin: str, binlog_format: str) 
 
 
 def _is_cut(raw: Any) -> bool:
-    closed = getattr(raw, "is_closed", None)
-    return bool(closed()) if closed is not None else getattr(raw, "_writer", True) is None
+    match getattr(raw, "is_closed", None), getattr(raw, "connected", None):
+        case (None, None):
+            return bool(raw.closed)  # psycopg
+        case (None, connected):
+            return not connected  # asyncmy
+        case (closed, _):
+            return bool(closed())
 
 
 def _cut(raw: Any) -> None:
     """Each driver has its own way to end a connection without waiting for the other side."""
-    terminate = getattr(raw, "terminate", None)
-    if terminate is not None:
-        terminate()
-        return
-    writer = getattr(raw, "_writer", None)
-    if writer is not None:
-        writer.transport.abort()
+    if hasattr(raw, "terminate"):
+        raw.terminate()
+    elif hasattr(raw, "pgconn"):
+        raw.pgconn.finish()
+    else:
+        raw.close()
+
+
+async def _dial_asyncmy(**parameters: Any) -> Any:
+    """As the driver does it, which leaves its socket open when it is given up on the way."""
+    connection = import_module("asyncmy.connection").Connection(**parameters)
+    try:
+        await connection.connect()
+    except BaseException:
+        connection.close()
+        raise
+    return connection
