@@ -29,6 +29,8 @@ from acemq.publish_options import PublishOptions
 from acemq.settling import TABLE
 from acemq.testing.conformance import guarantees as proved
 from acemq.testing.conformance.report import counts
+from acemq.transports.sql.address import IN_QUERY
+from acemq.transports.sql.address import Options as DatabaseOptions
 from benches import page
 from benches.page import table
 
@@ -105,9 +107,10 @@ _NAMED = re.compile(r"(?<=\s)\.(\w+)")
 def capabilities() -> str:
     memory = transport_for("memory://").capabilities
     rabbitmq = transport_for("amqp://localhost").capabilities
-    rows = [(what, *(shown(value(can)) for can in (memory, rabbitmq))) for what, value in ABILITIES.items()]
+    sql = transport_for("sqlite:///messages.db").capabilities
+    rows = [(what, *(shown(value(can)) for can in (memory, sql, rabbitmq))) for what, value in ABILITIES.items()]
     told = "\n".join(f"- {note}" for note in rabbitmq.notes)
-    return f"{table(('', '`memory://`', '`amqp://`'), rows)}\n\nOf RabbitMQ, in its own words:\n\n{told}"
+    return f"{table(('', '`memory://`', 'a database', '`amqp://`'), rows)}\n\nOf RabbitMQ, in its own words:\n\n{told}"
 
 
 # What each transport has shown
@@ -152,6 +155,33 @@ def consume_options() -> str:
 
 def queue_options() -> str:
     return options_of(topology.QueueOptions)
+
+
+def database_options() -> str:
+    """Those of a database that are keys of its URL's query, with what holds where they are not given."""
+    body = ast.parse(inspect.getsource(DatabaseOptions)).body[0]
+    assert isinstance(body, ast.ClassDef)
+    rows: list[tuple[str, str, str]] = []
+    for statement, following in zip(body.body, [*body.body[1:], None], strict=True):
+        if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
+            name = statement.target.id
+            if name in IN_QUERY:
+                rows.append(
+                    (f"`{name}`", _in_query(DatabaseOptions.__struct_defaults__, name), text_of(following) or "")
+                )
+    return table(("key", "unless given", "meaning"), rows)
+
+
+def _in_query(defaults: Sequence[object], name: str) -> str:
+    match defaults[DatabaseOptions.__struct_fields__.index(name)]:
+        case None | "":
+            return "–"
+        case timedelta() as length:
+            return f"`{length.total_seconds():g}` s"
+        case bool() as switch:
+            return f"`{str(switch).lower()}`"
+        case value:
+            return f"`{value}`"
 
 
 def options_of(group: type[Any]) -> str:
@@ -357,6 +387,7 @@ MADE: dict[str, Callable[[], str]] = {
     "publish-options": publish_options,
     "consume-options": consume_options,
     "queue-options": queue_options,
+    "database-options": database_options,
     "diagnostics": diagnostics,
     "metrics": metrics,
     "names": names,

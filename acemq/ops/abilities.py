@@ -20,6 +20,7 @@ ABILITIES: dict[str, Callable[[Capabilities], object]] = {
     "exclusive consumers": lambda can: can.exclusive,
     "consumer priority": lambda can: can.consumer_priority,
     "`max_length` of a queue": lambda can: can.max_length,
+    "sending inside your transaction (`transaction=`)": lambda can: can.transactions,
     "longest time a delivery may be held": lambda can: can.hold_limit or FOREVER,
     "largest message": lambda can: can.max_message,
     "`depth()` is": lambda can: can.depth,

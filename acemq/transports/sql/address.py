@@ -51,6 +51,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     engine: Any = None
     """An `AsyncEngine` of the same database, used in place of one of our own and not disposed of."""
     prefix: str = "acemq_"
+    """What the names of the tables begin with."""
     schema: str = ""
     """Of PostgreSQL, where the tables are; the search path unless given."""
     create_schema: bool | None = None
@@ -71,7 +72,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     """For how long what is in a `.dlq` stays; for ever unless given."""
 
 
-_IN_QUERY = ("prefix", "schema", "create_schema", "lease", "poll", "listen", "pool", "max_message", "durability",
+IN_QUERY = ("prefix", "schema", "create_schema", "lease", "poll", "listen", "pool", "max_message", "durability",
              "keep_dead_letters")  # fmt: skip
 
 
@@ -141,9 +142,9 @@ def read_options(address: Address, query: Mapping[str, str], given: Mapping[str,
             )
     values = dict(given)
     for key, text in query.items():
-        if key not in _IN_QUERY:
+        if key not in IN_QUERY:
             raise ConfigurationError(
-                f"query key {key!r} of a {address.dialect.title} URL is not known; there are {', '.join(_IN_QUERY)}"
+                f"query key {key!r} of a {address.dialect.title} URL is not known; there are {', '.join(IN_QUERY)}"
             )
         if key in values:
             raise ConfigurationError(f"{key} is said in the URL and as an option; leave one of them out")
