@@ -74,6 +74,11 @@ def claim(connection: sa.Connection, now: int, dialect: Dialect, statements: Sta
         taken.rows.extend(row for row in rows if row[2] is None or row[2] > at)
         bury(connection, at, dialect, statements, late, asked.letters)
         taken.expired += len(late)
+    if not dialect.array_statements and len(taken.rows) < asked.most and not taken.unheld:
+        # What waits now is known to nobody else: the consumer sleeps until then, or until it is woken.
+        seen = look(connection, now, statements, asked.queue)
+        taken.due_in = 0.01 if seen is None else seen.due_in
+        taken.topology = taken.topology if seen is None else seen.topology
     taken.rows.sort(key=_place)
     return taken
 

@@ -166,6 +166,10 @@ class Server(Database):
 
     async def close(self) -> None:
         engine, self._engine = self._engine, None
+        if engine is not None:
+            for name, heard in (("do_connect", self._introduce), ("connect", self._connected)):
+                if event.contains(engine.sync_engine, name, heard):
+                    event.remove(engine.sync_engine, name, heard)
         if engine is not None and self.options.engine is None:
             with suppress(Exception):
                 async with asyncio.timeout(1):
