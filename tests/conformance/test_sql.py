@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import secrets
 import sqlite3
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from datetime import timedelta
 from pathlib import Path
 
 import pytest
+from sqlalchemy.ext.asyncio import AsyncConnection, create_async_engine
 
 import acemq
 from acemq.testing.conformance import Impossible, TcpFaults, Timing, TransportConformance
@@ -62,8 +64,37 @@ class FileFaults:
         abandon(transport)
 
 
+class Mine:
+    """A transaction of an application's."""
+
+    def __init__(self, connection: AsyncConnection) -> None:
+        self.handle: object = connection
+        self._connection = connection
+
+    async def commit(self) -> None:
+        await self._connection.commit()
+
+    async def rollback(self) -> None:
+        await self._connection.rollback()
+
+    @asynccontextmanager
+    async def rolled_back(self) -> AsyncGenerator[None]:
+        savepoint = await self._connection.begin_nested()
+        yield
+        await savepoint.rollback()
+
+
+@asynccontextmanager
+async def transaction_on(url: str, driver: str) -> AsyncGenerator[Mine]:
+    engine = create_async_engine(f"{driver}://{url.partition('://')[2]}")
+    async with engine.connect() as connection:
+        yield Mine(connection)
+    await engine.dispose()
+
+
 class TestSQLite(TransportConformance):
     label = "sqlite"
+    one_writer = True
     version = acemq.__version__
     slow = frozenset({"C-066", "C-078", "C-082", "C-086", "C-105", "C-110", "C-111"})
     timing = Timing(step=STEP)
@@ -96,6 +127,9 @@ class TestSQLite(TransportConformance):
     def no_access(self) -> tuple[Transport, str]:
         raise Impossible("a file has no users and no passwords")
 
+    def transaction(self) -> AbstractAsyncContextManager[Mine]:
+        return transaction_on(f"sqlite:///{self.path}", "sqlite+aiosqlite")
+
 
 class OnServer(TransportConformance):
     version = acemq.__version__
@@ -103,6 +137,7 @@ class OnServer(TransportConformance):
     slow = frozenset({"C-066", "C-078", "C-082", "C-086", "C-101", "C-103", "C-104", "C-105", "C-110", "C-111"})
     hex: str
     """How the server writes bytes."""
+    driver: str
 
     @pytest.fixture(autouse=True)
     def between(self, server_of_module: Database) -> Iterator[None]:
@@ -131,6 +166,9 @@ class OnServer(TransportConformance):
         statement = INSERT.format(headers=headers, body=self.hex.format(body.hex()), queue=queue)
         await asyncio.to_thread(self.database.execute, statement, self.name_of_database)
 
+    def transaction(self) -> AbstractAsyncContextManager[Mine]:
+        return transaction_on(self.database.url_of(self.name_of_database), self.driver)
+
     def _restart(self) -> None:
         self.database.kill()
         self.database.start()
@@ -144,6 +182,7 @@ class OnServer(TransportConformance):
 
 class TestPostgreSQL(OnServer):
     label = "postgresql"
+    driver = "postgresql+asyncpg"
     hex = "decode('{}', 'hex')"
 
     def server(self) -> str:
@@ -160,6 +199,7 @@ class TestPostgreSQL(OnServer):
 
 class TestMariaDB(OnServer):
     label = "mariadb"
+    driver = "mariadb+asyncmy"
     hex = "X'{}'"
     # Nobody tells a consumer on MariaDB: it looks, every second at the latest.
     timing = Timing(step=STEP, late=timedelta(seconds=1.5), silence=timedelta(seconds=12))

@@ -111,7 +111,7 @@ ROWS: tuple[Row, ...] = (
         ("C-028", "C-029"),
         lambda facts: "but for nan and inf, which are refused" if "numbers that are not finite" in facts else "yes",
     ),
-    Row("send inside your transaction", (), needs="transactions"),
+    Row("send inside your transaction", ("C-115", "C-116", "C-117", "C-118"), needs="transactions"),
     Row("each queue of a fan-out has a copy of its own", ("C-046", "C-048", "C-049")),
     Row("topic patterns", ("C-047",), lambda facts: str(facts["topic_patterns"]), needs="topic_patterns"),
     Row(

@@ -61,6 +61,9 @@ class Transaction(Protocol):
     def handle(self) -> object: ...
     async def commit(self) -> None: ...
     async def rollback(self) -> None: ...
+    def rolled_back(self) -> AbstractAsyncContextManager[object]:
+        """A savepoint that is rolled back where the block ends."""
+        ...
 
 
 class Hooks:
@@ -76,6 +79,8 @@ class Hooks:
     version: ClassVar[str] = ""
     length_slack: ClassVar[int] = 0
     """How many messages a queue may take beyond its `max_length` before it refuses."""
+    one_writer: ClassVar[bool] = False
+    """The broker takes one write at a time, so that a transaction left open keeps every other from writing."""
     queues: ClassVar[QueueOptions] = {}
     """Options of every queue that a scenario declares, such as the type to prove."""
 

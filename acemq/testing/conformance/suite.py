@@ -20,6 +20,7 @@ from acemq.testing.conformance.scenario import Scenario
 from acemq.testing.conformance.settling import Settling
 from acemq.testing.conformance.timed import Timed
 from acemq.testing.conformance.topology import TopologyScenarios
+from acemq.testing.conformance.transactions import Transactions
 
 
 class TransportConformance(
@@ -35,6 +36,7 @@ class TransportConformance(
     Recovery,
     Cancelling,
     Counting,
+    Transactions,
     Honesty,
     Engine,
 ):
