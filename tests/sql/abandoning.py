@@ -8,6 +8,6 @@ from acemq.transports.sql.port import SqlTransport
 
 def abandon(transport: Transport) -> None:
     assert isinstance(transport, SqlTransport)
-    running = transport._running  # pyright: ignore[reportPrivateUsage]
+    running = transport._running
     assert running is not None
     running.die()

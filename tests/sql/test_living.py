@@ -22,7 +22,7 @@ from tests.waiting import until, until_async
 
 def running_of(mq: AceMQ) -> Running:
     assert isinstance(mq.transport, SqlTransport)
-    running = mq.transport._running  # pyright: ignore[reportPrivateUsage]
+    running = mq.transport._running
     assert running is not None
     return running
 

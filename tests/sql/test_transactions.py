@@ -8,6 +8,7 @@ from datetime import timedelta
 
 import pytest
 import sqlalchemy as sa
+from sqlalchemy import event
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 
@@ -118,9 +119,9 @@ async def test_nothing_is_begun_or_ended_on_the_callers_connection(mq: AceMQ, en
         def note(conn: object, cursor: object, statement: str, *_: object) -> None:
             said.append(statement)
 
-        sa.event.listen(engine.sync_engine, "before_cursor_execute", note)
+        event.listen(engine.sync_engine, "before_cursor_execute", note)
         await mq.send("q", 1, transaction=connection)
-        sa.event.remove(engine.sync_engine, "before_cursor_execute", note)
+        event.remove(engine.sync_engine, "before_cursor_execute", note)
         await connection.rollback()
     words = {statement.split()[0].upper() for statement in said}
     assert words
