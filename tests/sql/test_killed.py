@@ -20,7 +20,7 @@ import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 
 import acemq
-from acemq import AceMQ, Message, PublishError, Topology
+from acemq import AceMQ, Backoff, Message, PublishError, Topology
 from acemq.testing.conformance import TcpFaults
 from tests.services import Database, MariaDB, PostgreSQL
 from tests.sql.worker import POINTS
@@ -30,6 +30,7 @@ from tests.waiting import until, until_async
 pytestmark = pytest.mark.timeout(240)
 
 LEASE = 2
+QUICK = Backoff(first=timedelta(milliseconds=50), ceiling=timedelta(milliseconds=200))
 
 
 def with_lease(url: str) -> str:
@@ -226,3 +227,41 @@ async def test_a_commit_that_is_cut_off_commits_row_and_message_or_neither(serve
             rows = {int(line) for line in server.execute("SELECT n FROM business", "mine").split()}
             messages = {pulled.payload for pulled in await mq.pull_many("q", int, most=100)}
             assert messages == rows
+
+
+@pytest.mark.slow
+async def test_t023_answers_that_are_lost_leave_no_message_to_its_lease(
+    server: Database, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What a claim took whose answer was cut off is found by its name; a settlement that was cut off is done again."""
+    url, total = server.create_database("mine"), 600
+    handled: list[int] = []
+
+    async def take(message: Message[int]) -> None:
+        handled.append(message.payload)
+
+    async with acemq.connect(f"{url}?create_schema=true") as mq:
+        await mq.declare(Topology().queue("q", dead_letter=True))
+        await mq.send_many("q", range(total))
+    with TcpFaults(url) as faults:
+        async with (
+            acemq.connect(f"{faults.url}?lease=600", reconnect=QUICK) as mq,
+            mq.consume("q", int, take, prefetch=3, concurrency=3) as consumer,
+        ):
+            chance = random.Random(23)
+            for _ in range(12):
+                many = len(handled)
+                await until(lambda many=many: len(handled) >= min(many + 5, total), within=30)  # type: ignore[misc]
+                for _ in range(chance.randrange(8)):
+                    await asyncio.sleep(0)
+                await faults.cut()
+            await until(lambda: set(handled) == set(range(total)), within=60)
+
+            async def is_empty() -> bool:
+                depth = await mq.depth("q")
+                return (depth.ready, depth.held) == (0, 0)
+
+            await until_async(is_empty, within=30)
+            assert consumer.counters.stale == 0
+    assert len(handled) - total <= 12 * 3 * 2
+    assert "came too late" not in caplog.text

@@ -188,6 +188,8 @@ class Server(Database):
         else:
             # One more than there is work at a time: for the look whether the server still answers.
             options: dict[str, Any] = {"pool_size": self.options.pool + 1, "max_overflow": 0}
+            # Each piece of work ends its own transaction, and a ROLLBACK after a COMMIT is a trip for nothing.
+            options["pool_reset_on_return"] = None
             if self.dialect.name != "postgresql":
                 options["connect_args"] = {"async_creator_fn": _dial_asyncmy}
             engine = create_async_engine(self.address.url, isolation_level="READ COMMITTED", **options)

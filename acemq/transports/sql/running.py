@@ -416,7 +416,8 @@ class Running:
     # Settling
 
     async def _settle(self, orders: list[Order]) -> Sequence[bool]:
-        await self.link.live(self.loop.time() + ANSWER_LIMIT)
+        # Whoever asked may have given up meanwhile. It is done all the same: else it came again for nothing.
+        await self.link.live(float("inf"))
         dialect, statements = self.database.dialect, self.statements
 
         def work(connection: Any) -> set[int]:
@@ -426,7 +427,7 @@ class Running:
             done = await self.link.start(work, alone=True)
         except NotConnected:
             # The answer was lost, and perhaps not the settlement: done again, and then what is left is looked at.
-            await self.link.live(self.loop.time() + ANSWER_LIMIT)
+            await self.link.live(float("inf"))
             done = await self.link.start(work, alone=True)
             done |= await self.link.start(
                 lambda connection: settled_before(connection, statements, orders), reading=True
