@@ -225,12 +225,19 @@ def _pytest(folder: Path, *options: str, **environment: str) -> subprocess.Compl
 
 # What is published
 
+URLS = {
+    "memory": "memory://",
+    "rabbitmq": "amqp://localhost",
+    "sqlite": "sqlite:///messages.db",
+    "postgresql": "postgresql://localhost/shop",
+    "mariadb": "mariadb://localhost/shop",
+}
+
 
 @pytest.mark.parametrize("path", REPORTS, ids=lambda path: path.stem)
 def test_a_published_report_is_of_this_kit_and_of_this_transport(path: Path) -> None:
     report = json.loads(path.read_text())
-    url = "memory://" if report["transport"].startswith("memory") else "amqp://localhost"
-    now = plain(transport_for(url).capabilities)
+    now = plain(transport_for(URLS[report["transport"].partition(",")[0]]).capabilities)
     assert report["kit"] == KIT
     assert [each["id"] for each in report["scenarios"]] == list(ALL)
     for field in Capabilities.__struct_fields__:
