@@ -58,7 +58,7 @@ clean:
 # A stamp says which of the extras are installed, for the pyproject.toml that it is newer than.
 
 $(VENV)/demo.stamp: pyproject.toml | $(BIN)/python
-	$(PIP) --editable '.[rabbitmq]' 'rich>=13,<16'
+	$(PIP) --editable '.[rabbitmq,sql]' 'rich>=13,<16'
 	@touch $@
 
 $(VENV)/dev.stamp: pyproject.toml | $(BIN)/python

@@ -6,7 +6,7 @@ Nothing here knows of queues. A step takes a value and returns the next one, `No
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
@@ -78,20 +78,49 @@ class UnknownAirport(Exception):
         )
 
 
+Note = Callable[[str, str, Arrival | None], None]
+"""Told of each step that has run: its name, the flight, and what was recorded."""
+
+
 class Desk:
     """The three steps. It counts, flight by flight, how often each has run, so that a flight handled twice shows."""
 
-    def __init__(self, airports: Mapping[str, Airport]) -> None:
-        self._airports = airports
+    def __init__(self, airports: Mapping[str, Airport], note: Note = lambda step, flight, arrival: None) -> None:
+        self._airports, self._note = airports, note
+        self._earlier: set[tuple[str, str]] = set()
+        self.again = 0
+        """Steps that ran a second time, since an earlier run of the program was killed while they were under way."""
         self.parsed, self.cancelled, self.enriched, self.recorded = (Counter[str]() for _ in range(4))
         self.arrivals: dict[str, Arrival] = {}
         """What was recorded, by flight: recording the same one again would change nothing."""
 
+    def remember(self, step: str, flight: str, arrival: Arrival | None) -> None:
+        """What an earlier run of the program has done."""
+        self._earlier.add((step, flight))
+        self._count(step)[flight] += 1
+        if arrival is not None:
+            self.arrivals[flight] = arrival
+
+    def _ran(self, step: str, flight: str, arrival: Arrival | None = None) -> None:
+        if (step, flight) in self._earlier and step != "enrich":  # enriching is done again by the replay
+            self.again += 1
+            return
+        self._count(step)[flight] += 1
+        self._note(step, flight, arrival)
+
+    def _count(self, step: str) -> Counter[str]:
+        return {
+            "parse": self.parsed,
+            "cancel": self.cancelled,
+            "enrich": self.enriched,
+            "record": self.recorded,
+        }[step]
+
     async def parse(self, row: Row) -> Departure | None:
         """`None` for a cancelled flight."""
-        self.parsed[row.key] += 1
+        self._ran("parse", row.key)
         if known(row.dep_time) is None:
-            self.cancelled[row.key] += 1
+            self._ran("cancel", row.key)
             return None
         arrived_late = known(row.arr_delay)
         return Departure(
@@ -108,12 +137,12 @@ class Desk:
 
     async def enrich(self, departure: Departure) -> Arrival:
         """Raises `UnknownAirport`."""
-        self.enriched[departure.key] += 1
+        self._ran("enrich", departure.key)
         airport = self._airports.get(departure.destination)
         if airport is None:
             raise UnknownAirport(departure.key, departure.destination)
         return Arrival(departure, airport)
 
     async def record(self, arrival: Arrival) -> None:
-        self.recorded[arrival.departure.key] += 1
+        self._ran("record", arrival.departure.key, arrival)
         self.arrivals[arrival.departure.key] = arrival

@@ -9,6 +9,8 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -106,7 +108,8 @@ def test_interrupting_it_ends_it_in_order() -> None:
         command(), cwd=ROOT, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as child:
         assert child.stdout is not None
-        assert child.stdout.readline().startswith("Connected to memory://")
+        assert child.stdout.readline().startswith("The messages are in ")
+        assert child.stdout.readline().startswith("Connected to sqlite:///")
         child.send_signal(signal.SIGINT)
         _, told = child.communicate(timeout=20)
     assert (child.returncode, told) == (130, "Stopped.\n")
@@ -145,8 +148,31 @@ def test_a_ledger_is_right_only_if_each_aircraft_has_its_flights_in_order() -> N
     assert list(kept(lambda applied: None, before_release=[]).faults(ROWS))
 
 
+def test_stopped_in_the_middle_it_goes_on_where_it_was(tmp_path: Path) -> None:
+    file = ("--file", str(tmp_path / "again.db"))
+    for least in (200, 900):
+        with subprocess.Popen(command(*file), cwd=ROOT, env=environment(), stdout=subprocess.PIPE, text=True) as child:
+            log = tmp_path / "again.log"
+            deadline = time.monotonic() + 30
+            while not log.exists() or len(log.read_bytes().splitlines()) < least:
+                assert child.poll() is None
+                assert time.monotonic() < deadline
+                time.sleep(0.01)
+            child.send_signal(signal.SIGINT)
+            child.communicate(timeout=20)
+    done = run(*file)
+    expect_the_whole_story(done)
+    assert "An earlier run was stopped" in done.stdout
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_on_memory_nothing_is_left(tmp_path: Path) -> None:
+    expect_the_whole_story(run(url="memory://"))
+
+
 def command(*arguments: str) -> list[str]:
-    return [sys.executable, "-m", "examples.flights", *arguments]
+    file = () if "--file" in arguments else ("--file", str(Path(tempfile.mkdtemp(prefix="acemq-demo-")) / "demo.db"))
+    return [sys.executable, "-m", "examples.flights", *file, *arguments]
 
 
 def environment(url: str = "") -> dict[str, str]:

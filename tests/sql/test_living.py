@@ -13,7 +13,7 @@ import pytest
 
 import acemq
 from acemq import AceMQ, Message, Topology
-from acemq.transport import AccessDenied, QueueMissing
+from acemq.transport import AccessDenied, Claims, QueueMissing
 from acemq.transports.sql import sweeping
 from acemq.transports.sql.port import SqlTransport
 from acemq.transports.sql.running import Running
@@ -159,3 +159,15 @@ async def test_a_retry_changes_the_row_in_place(mq: AceMQ) -> None:
     async with mq.consume("q", int, fail, retry=policy) as consumer:
         await until(lambda: consumer.counters.acked == 1)
     assert seen == [(1, 1), (2, 2), (3, 3)]
+
+
+async def test_whether_a_queue_is_claimed_is_seen_without_taking_it(url: str, mq: AceMQ) -> None:
+    looks = mq.transport
+    assert isinstance(looks, Claims)
+    assert not await looks.is_claimed("q")
+    async with acemq.connect(url) as other:
+        async with other.consume("q", int, lambda m: None, exclusive=True):
+            assert await looks.is_claimed("q")
+        assert not await looks.is_claimed("q")
+    with pytest.raises(QueueMissing):
+        await looks.is_claimed("nowhere")

@@ -38,6 +38,12 @@ def seek(connection: sa.Connection, now: int, statements: Statements, queue: int
     return token + 1
 
 
+def is_held(connection: sa.Connection, now: int, statements: Statements, queue: int) -> bool:
+    """Whether anybody has the row now."""
+    row = connection.execute(statements["holder"], {"queue": queue, "now": now}).first()
+    return row is not None and int(row[2]) > 0
+
+
 class Exclusive:
     """One subscription's part in it."""
 

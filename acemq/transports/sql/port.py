@@ -43,6 +43,7 @@ from .address import Address, Options, check_lease, lease_terms
 from .bell import Bell
 from .claim import Taken
 from .database import Database, File, Server
+from .exclusive import is_held
 from .publish import Prepared, prepare
 from .receive import Subscription, receipt_of
 from .running import ANSWER_LIMIT, Running
@@ -247,6 +248,13 @@ class SqlTransport:
         running = self._enter()
         await running.recheck()
         return name in (running.routes.queues if kind == "queue" else running.routes.exchanges)
+
+    async def is_claimed(self, queue: str) -> bool:
+        running = self._enter()
+        place = await running.find(queue)
+        return await running.link.ask(
+            lambda connection: is_held(connection, running.now(), running.statements, place), within=ANSWER_LIMIT
+        )
 
     async def delete(self, name: str, kind: Kind = "queue", *, only_if_empty: bool = False) -> bool:
         running = self._enter()
