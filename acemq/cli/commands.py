@@ -286,9 +286,10 @@ def replay(
 
 
 def _question(order: ReplayOrder, before: replays.ReplayPreview) -> str:
-    those = f" where {' and '.join(order.where)}" if order.where else ""
+    # How many a filter accepts is not known yet: only the dry run looks.
+    those = f"what has {' and '.join(order.where)} among " if order.where else ""
     most = f", {before.most:,} at most" if before.most < before.waiting else ""
-    return clean(f"Replay the {before.waiting:,} messages of {order.source}{those} into {order.target}{most}?")
+    return clean(f"Replay {those}the {before.waiting:,} messages of {order.source} into {order.target}{most}?")
 
 
 def _account(result: ReplayResult) -> str:

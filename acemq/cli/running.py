@@ -35,7 +35,7 @@ class ExitCode(IntEnum):
     UNREACHABLE = 4
     """The broker does not answer, or refuses the credentials."""
     PARTLY = 5
-    """Partly done: interrupted, or stopped by a failure. The numbers say how far."""
+    """Partly done: interrupted, stopped by a failure, or held up by its filters. The numbers say how far."""
     INTERRUPTED = 130
     """Interrupted before anything was done."""
 

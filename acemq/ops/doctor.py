@@ -76,7 +76,7 @@ async def examine(url: str, topology: Topology | None = None, *, within: timedel
             abilities = {what.replace("`", ""): shown(value(can)) for what, value in ABILITIES.items()}
             return Examination(tuple(symptoms), abilities, (*advice, *can.notes), answered=True)
     except (ConnectionFailedError, SecurityError) as error:
-        detail = f"{without_secrets(str(error))}. {_advice(error)}"
+        detail = f"{without_secrets(str(error)).rstrip('.')}. {_advice(error)}"
         return Examination((*symptoms, Symptom("connection", "wrong", detail)), {}, (), answered=False)
 
 
@@ -85,7 +85,7 @@ def _advice(error: AcemqError) -> str:
         return "Are user, password and virtual host those of this broker?"
     if isinstance(error, SecurityError):
         return f"Mend {error.setting}"
-    return "Does the broker run, is it the right port, does a firewall stand between?"
+    return "Does the broker run, are host, port and virtual host right, does a firewall stand between?"
 
 
 def _safety(url: str, mq: AceMQ) -> list[Symptom]:

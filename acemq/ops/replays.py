@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from datetime import timedelta
 
@@ -10,11 +11,11 @@ import msgspec
 from acemq.errors import ConfigurationError, TopologyError
 from acemq.mq import AceMQ
 from acemq.ops import filters
-from acemq.patterns.replay import Replay, ReplayResult, target_of
+from acemq.patterns.replay import MOST_TOGETHER, Replay, ReplayResult, target_of
 
 
 class ReplayOrder(msgspec.Struct, frozen=True, kw_only=True):
-    """What an operator asked for. Refused where it is made: a filter, a rate or a limit that cannot be."""
+    """What an operator asked for. Refused where it is made: a filter, a rate, a limit or a batch that cannot be."""
 
     source: str
     into: str | None = None
@@ -33,6 +34,10 @@ class ReplayOrder(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigurationError(f"replaying {self.source!r} onto itself would never end; name another queue")
         if self.limit is not None and self.limit < 0:
             raise ConfigurationError(f"limit={self.limit} must be 0 or more")
+        if self.rate is not None and not (math.isfinite(self.rate) and self.rate > 0):
+            raise ConfigurationError(f"rate={self.rate:g} must be more than 0, for example 50 or 0.5")
+        if not 1 <= self.batch <= MOST_TOGETHER:
+            raise ConfigurationError(f"batch={self.batch} must lie between 1 and {MOST_TOGETHER:,}")
         for text in self.where:
             filters.parse(text)
 

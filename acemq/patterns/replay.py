@@ -42,7 +42,7 @@ HOLD = 10_000
 _PULL_WAIT = timedelta(milliseconds=200)
 _LOOKED_AT_TOGETHER = 100
 """Messages pulled in one go by a dry run, which copies nothing."""
-_MOST_TOGETHER = 1_000
+MOST_TOGETHER = 1_000
 _CATCH_UP = 0.1
 """Seconds by which a run with a rate may be behind and still make up for it; a longer stall is no reason to rush."""
 
@@ -147,8 +147,8 @@ class Replay(msgspec.Struct, frozen=True):
 
         Order, confirms and counts are the same: nothing is accepted before its own copy is confirmed.
         """
-        if not 1 <= most <= _MOST_TOGETHER:
-            raise ConfigurationError(f"most={most} must lie between 1 and {_MOST_TOGETHER:,}")
+        if not 1 <= most <= MOST_TOGETHER:
+            raise ConfigurationError(f"most={most} must lie between 1 and {MOST_TOGETHER:,}")
         return replace(self, together=most)
 
     async def pending(self) -> int:
@@ -190,7 +190,7 @@ def target_of(queue: str) -> str:
             return queue.removesuffix(suffix)
     raise ConfigurationError(
         f"{queue!r} does not end in {', '.join(SUFFIXES)}, so where its messages came from is not known; "
-        "name a target with .into(queue)"
+        "name a target with .into(queue), on the command line --into QUEUE"
     )
 
 

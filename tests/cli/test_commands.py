@@ -133,8 +133,8 @@ async def test_where_nobody_can_be_asked_nothing_is_done_without_yes(
         (("--into", "{dead}"), "onto itself"),
         (("--into", "nowhere-at-all"), "there is no queue 'nowhere-at-all' to replay into"),
         (("--limit", "-1"), "limit=-1"),
-        (("--rate", "0"), "must be more than 0"),
-        (("--batch", "0"), "most=0"),
+        (("--rate", "0"), "rate=0 must be more than 0"),
+        (("--batch", "0"), "batch=0"),
         (("--within", "soon"), "is no length of time"),
     ],
 )
@@ -147,9 +147,19 @@ async def test_a_replay_that_would_go_wrong_is_refused_and_nothing_moves(
     assert await ids(mq, dead) == ["o-1", "o-2", "o-3"]
 
 
+@pytest.mark.parametrize(("option", "value"), [("--rate", "0"), ("--rate", "nan"), ("--batch", "1001")])
+async def test_a_replay_that_cannot_be_is_refused_before_the_broker_is_dialled(
+    run: Run, option: str, value: str
+) -> None:
+    (port,) = free_ports(1)
+    refused = await run("replay", "orders.dlq", option, value, "--url", f"amqp://127.0.0.1:{port}/")
+    assert (refused.code, f"{option[2:]}={value} must" in refused.err) == (ExitCode.USAGE, True), refused.err
+
+
 async def test_a_source_without_a_known_suffix_needs_a_target(run: Run, queue: str) -> None:
     refused = await run("replay", queue, "--yes")
     assert (refused.code, "does not end in .dlq" in refused.err) == (ExitCode.USAGE, True)
+    assert "--into" in refused.err
 
 
 async def test_a_replay_that_stops_in_the_middle_shows_how_far_it_came(

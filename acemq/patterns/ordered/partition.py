@@ -35,7 +35,7 @@ from acemq.transport import (
 log = logging.getLogger("acemq")
 
 AGAIN = timedelta(seconds=1)
-"""After `Ack.in_progress()` or `Ack.release()` that names no delay."""
+"""After `Ack.release()`, and `Ack.in_progress()` of no delay: an in-place retry without a pause would spin."""
 
 
 class PartitionFailure(Enum):
