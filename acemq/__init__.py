@@ -60,6 +60,7 @@ from acemq.patterns.ordered.queue import OrderedQueue
 from acemq.patterns.pipeline import Pipeline, PipelineCounters, RunningPipeline, SlipForm, StepOptions
 from acemq.patterns.replay import Replay, ReplayResult, StopReason
 from acemq.patterns.routing_slip import Itinerary, Route, RoutingSlip, Stop
+from acemq.patterns.scheduler import Scheduled, ScheduleOptions, Scheduler, SchedulerCounters
 from acemq.plan import Finding, Plan
 from acemq.publish_options import PublishOptions
 from acemq.publishing import Publisher, Receipt
@@ -172,6 +173,10 @@ __all__ = [
     "RouteError",
     "RoutingSlip",
     "RunningPipeline",
+    "ScheduleOptions",
+    "Scheduled",
+    "Scheduler",
+    "SchedulerCounters",
     "SecurityError",
     "SetAside",
     "SlipForm",

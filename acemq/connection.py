@@ -14,6 +14,8 @@ from typing import Any, Self, TypeVar, Unpack
 
 from msgspec.structs import replace
 
+from acemq import private
+from acemq.ack import Ack
 from acemq.batching import Batch, BatchConsumer, BatchHandler, check_batches
 from acemq.clock import SYSTEM, Clock, check_duration
 from acemq.codec import Codec, Codecs, Payload, PayloadType, Reader
@@ -37,19 +39,30 @@ from acemq.health import Checks, Health, HealthPart
 from acemq.interceptors import ConsumeInterceptor, Draft, Interceptors, PublishInterceptor
 from acemq.lacking import refuse_lacking
 from acemq.mapping import public_error
-from acemq.message import Handler
+from acemq.message import Handler, Message
 from acemq.moving import Mover
 from acemq.opening import Opening, transport_for
 from acemq.plan import Plan
+from acemq.private import PrivateConsumer
 from acemq.publish_options import PublishOptions
 from acemq.publishing import ANOTHER_LOOP, Outbound, Publisher, Receipt
 from acemq.pulling import Pulled
 from acemq.receiving import Receiving
 from acemq.retry import DEFAULT, RetryPolicy
 from acemq.stats import Depths, QueueStats
-from acemq.stopping import Drained, Stop
+from acemq.stopping import Drained, Stop, until
 from acemq.telemetry import CONNECTION_LOST, CONNECTION_RECOVERED, Diagnostic, Gauges, Reading, Reporter, Telemetry
-from acemq.topology import Topology, TopologyMode, check_name, dead_letters_of, latest, parked_of, rungs, set_aside
+from acemq.topology import (
+    SCHEDULE,
+    Topology,
+    TopologyMode,
+    check_name,
+    dead_letters_of,
+    latest,
+    parked_of,
+    rungs,
+    set_aside,
+)
 from acemq.transport import Adviser, ApplyMode, Capabilities, Depth, Kind, Phase, Transport, TransportState
 
 log = logging.getLogger("acemq")
@@ -90,6 +103,7 @@ class Connection:
             telemetry=self.telemetry,
             origin=self.origin,
             timeout=options.get("publish_timeout", timedelta(seconds=10)),
+            lay_ladder=self.lay_ladder,
             max_outstanding=options.get("max_outstanding", 1_000),
             correlate=options.get("correlate", True),
             when_blocked=options.get("when_blocked", WhenBlocked.REFUSE),
@@ -106,6 +120,8 @@ class Connection:
         self._lost = False
         self._topology = options.get("topology", TopologyMode.CREATE)
         self._declared = Topology()
+        self._laying, self._has_ladder = asyncio.Lock(), False
+        self._endings: list[Callable[[], Awaitable[object]]] = []
         self._stop = Stop()
         self._close_by: float | None = None
 
@@ -453,6 +469,8 @@ class Connection:
         try:
             return await self.consumers.drain(budget)
         finally:
+            for ending in self._endings:
+                await until(self._close_by, ending())
             self.outbound.close()
             Gauges.hide(self)
             self._depths.close()
@@ -541,6 +559,24 @@ class Connection:
         routes = self.transport.capabilities_of("queue", queue).dead_letter_routes
         beside = set_aside(home or queue, exchanges=routes)
         return beside | rungs(queue, (policy or self.retry).rungs()) if routes else beside
+
+    def private(
+        self, queue: str, handler: Callable[[Message[bytes]], Awaitable[Ack | None]], *, prefetch: int
+    ) -> Opening[Consumer]:
+        """Whatever comes to a queue of the library's own, as bytes. Nothing is declared, and nothing is set aside."""
+        return self._consumer(PrivateConsumer, queue, bytes, handler, private.options(prefetch))
+
+    def at_end(self, ending: Callable[[], Awaitable[object]]) -> None:
+        """Call this when the consumers have stopped and the link is still there; bounded by what is left of a close."""
+        self._endings.append(ending)
+
+    async def lay_ladder(self) -> None:
+        """See to the queues over which delayed messages go where the broker cannot delay; once."""
+        if not self._has_ladder:
+            async with self._laying:
+                if not self._has_ladder:
+                    await self.provide(SCHEDULE)
+                    self._has_ladder = True
 
     async def provide(self, topology: Topology) -> None:
         """See to what the library needs by itself, in the way that the connection's `topology=` says.

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import Awaitable, Callable, Sequence
+from datetime import timedelta
 from functools import partial
 from typing import Any, TypeVar, Unpack, cast
 from weakref import WeakSet
@@ -77,6 +78,10 @@ class Draft:
     def codec(self, codec: Codec) -> None:
         self._codec = codec
 
+    @property
+    def delay(self) -> timedelta | None:
+        return self._options.get("delay")
+
     def complete(self, envelope: Callable[[str, PublishOptions], Envelope], codec: Codec) -> None:
         """Fill in what the connection decides. Options that contradict each other are refused here."""
         made = envelope(self._type, self._options) if self._envelope is None or "envelope" in self._options else None
@@ -85,6 +90,16 @@ class Draft:
     def options(self) -> PublishOptions:
         """As a publish takes them: the envelope says what it says, whatever it was made from."""
         options = carrying(self.envelope, self._options)
+        options["persistent"], options["mandatory"] = self.persistent, self.mandatory
+        if self._codec is not None:
+            options["codec"] = self._codec
+        return options
+
+    def options_without_envelope(self) -> PublishOptions:
+        """The same for a message that gets another envelope on its way: what was given, and what hooks have added."""
+        options = self._options.copy()
+        if self.envelope.headers:
+            options["headers"] = self.envelope.headers
         options["persistent"], options["mandatory"] = self.persistent, self.mandatory
         if self._codec is not None:
             options["codec"] = self._codec

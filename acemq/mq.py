@@ -15,6 +15,7 @@ from acemq.patterns.ordered.described import Ordered
 from acemq.patterns.pipeline import Pipeline
 from acemq.patterns.replay import Replay
 from acemq.patterns.routing_slip import Itinerary, RoutingSlip
+from acemq.patterns.scheduler import Scheduler
 from acemq.publish_options import PublishOptions
 from acemq.publishing import Receipt
 from acemq.topology import check_name
@@ -59,6 +60,13 @@ class AceMQ(Connection):
     def replay(self, queue: str) -> Replay:
         """Put the messages of a dead-letter or parked queue back where they came from; describe how, then run it."""
         return Replay(self, check_name("queue", queue))
+
+    def scheduler(self) -> Opening[Scheduler]:
+        """Deliver messages later. On RabbitMQ it also moves on what is due, for every service of the broker.
+
+        Opening declares the ladder there: `DriftError` when the broker has one of its queues with other arguments.
+        """
+        return Scheduler(self).opening()
 
 
 def connect(url: str, **options: Unpack[ConnectOptions]) -> Opening[AceMQ]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from datetime import timedelta
 from itertools import islice
 from typing import TYPE_CHECKING, Generic, TypeVar, Unpack
@@ -14,6 +14,7 @@ import msgspec
 from opentelemetry.trace import Span
 
 from acemq import headers as h
+from acemq import ladder
 from acemq import transport as port
 from acemq.clock import SYSTEM, Clock, check_duration
 from acemq.codec import Codecs
@@ -37,7 +38,7 @@ from acemq.passing import Passing
 from acemq.permits import Permits
 from acemq.publish_options import SAID_BY_ENVELOPE, PublishOptions, check_known
 from acemq.telemetry import Telemetry, end_span
-from acemq.topology import check_key, check_name
+from acemq.topology import SCHEDULE_EXCHANGE, check_key, check_name
 from acemq.transport import Outgoing, Published, PublishResult, Transport
 
 if TYPE_CHECKING:
@@ -103,12 +104,15 @@ class Outbound:
         telemetry: Telemetry,
         origin: str,
         timeout: timedelta,
+        lay_ladder: Callable[[], Awaitable[None]],
         max_outstanding: int = 1_000,
         correlate: bool = True,
         when_blocked: WhenBlocked = WhenBlocked.REFUSE,
         clock: Clock = SYSTEM,
     ) -> None:
+        """`lay_ladder` sees to the queues over which delayed publishes go where the broker cannot delay."""
         self._transport, self._codecs, self._telemetry, self._clock = transport, codecs, telemetry, clock
+        self._lay_ladder = lay_ladder
         self._origin, self._timeout, self._correlate = origin, timeout, correlate
         self.permits = Permits(max_outstanding, lambda: transport.state.outstanding)
         self.gate = Gate(when_blocked, clock)
@@ -149,6 +153,8 @@ class Outbound:
         if self.chain is not None:
             return await self._publish_draft(self.chain.draft(exchange, routing_key, payload, options), within, own)
         outgoing = self.draft(exchange, routing_key, payload, options)
+        if outgoing.exchange == SCHEDULE_EXCHANGE:
+            await self._lay_ladder()
         telemetry = self._telemetry
         span = self._open_span(outgoing) if telemetry.tracing else None
         result, took = await self._through(outgoing, within, span, own)
@@ -180,6 +186,10 @@ class Outbound:
             return await self.publish_batch(
                 (chain.draft(exchange, routing_key, payload, options) for payload in payloads), within
             )
+        if options and options.get("delay"):
+            self.check_options(exchange, routing_key, options)
+            if ladder.carries(options.get("delay"), self._can(exchange, routing_key)):
+                await self._lay_ladder()
         results: list[Receipt | Exception] = []
         drafts = self._drafts(exchange, routing_key, payloads, options)
         while True:
@@ -335,7 +345,11 @@ class Outbound:
             passing.span, trace_headers = telemetry.draft_span(*where, draft.envelope)
         try:
             await passing.before()
-            outgoing = self.draft(draft.exchange, draft.routing_key, draft.payload, draft.options())
+            climbs = draft.delay and ladder.carries(draft.delay, self._can(draft.exchange, draft.routing_key))
+            options = draft.options_without_envelope() if climbs else draft.options()
+            outgoing = self.draft(draft.exchange, draft.routing_key, draft.payload, options)
+            if outgoing.exchange == SCHEDULE_EXCHANGE:
+                await self._lay_ladder()
         except BaseException as error:
             if telemetry.metering:
                 took = time.perf_counter() - began
@@ -413,8 +427,15 @@ class Outbound:
 
     def _draft_with(self, exchange: str, routing_key: str, payload: object, options: PublishOptions) -> Outgoing:
         self.check_options(exchange, routing_key, options)
-        headers = self._headers_with(routing_key, options)
         codecs = Codecs.of(options["codec"]) if "codec" in options else self._codecs
+        delay = options.get("delay") or None
+        if delay and ladder.carries(delay, self._can(exchange, routing_key)):
+            body, content_type = codecs.write(payload, options.get("content_type"))
+            now_ms = self._now_ms()
+            due_ms = now_ms + delay // timedelta(milliseconds=1)
+            waiting = ladder.Waiting(exchange, routing_key, due_ms, content_type)
+            return ladder.onward(waiting, body, now_ms=now_ms, origin=self._origin)
+        headers = self._headers_with(routing_key, options)
         body, content_type = codecs.write(payload, options.get("content_type"))
         expires_in = options.get("expires_in")
         if expires_in is not None and not self._transport.capabilities.expiry:
@@ -430,7 +451,7 @@ class Outbound:
             reply_to=options.get("reply_to"),
             mandatory=options.get("mandatory", True),
             persistent=options.get("persistent", True),
-            delay=options.get("delay") or None,
+            delay=delay,
             expires_in=expires_in,
             priority=options.get("priority"),
             ordering_key=options.get("ordering_key"),
@@ -471,7 +492,7 @@ class Outbound:
     def check_options(self, exchange: str, routing_key: str, options: PublishOptions) -> None:
         """Refuse options that are unknown, bad, or beyond what the target can do; no I/O."""
         check_known(options)
-        can = self._transport.capabilities_of("exchange", exchange) if exchange else self._can_queue(routing_key)
+        can = self._can(exchange, routing_key)
         if options.get("version", 1) < 1:
             raise ConfigurationError(f"version={options.get('version')} must be 1 or more")
         priority = options.get("priority")
@@ -488,7 +509,9 @@ class Outbound:
         if "expires_in" in options:
             check_duration("expires_in", options["expires_in"])
         delay = check_duration("delay", options["delay"], zero=True) if "delay" in options else None
-        if delay and (can.publish_delay is None or delay > can.publish_delay):
+        if ladder.carries(delay, can):
+            ladder.refuse_lost(options, can.transport)
+        elif delay and (can.publish_delay is None or delay > can.publish_delay):
             raise CapabilityError(can.transport, "delayed publishes of this length", f"delay={delay}")
         if not options.get("mandatory", True) or can.unroutable != "unknown" or not exchange:
             return
@@ -496,8 +519,9 @@ class Outbound:
             can.transport, "a word about unroutable messages", "mandatory=True", "Publish with mandatory=False"
         )
 
-    def _can_queue(self, queue: str) -> port.Capabilities:
-        return self._transport.capabilities_of("queue", queue)
+    def _can(self, exchange: str, routing_key: str) -> port.Capabilities:
+        can = self._transport.capabilities_of
+        return can("exchange", exchange) if exchange else can("queue", routing_key)
 
     # One publish
 

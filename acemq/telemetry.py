@@ -60,6 +60,7 @@ LISTENER_FAILED = "acemq.interceptor.failed"
 REPLAY_STOPPED = "acemq.replay.stopped"
 PARTITION_HALTED = "acemq.partition.halted"
 OWNER_CHANGED = "acemq.partition.owner.changed"
+SCHEDULE_FOREIGN = "acemq.schedule.foreign.message"
 
 _LEVELS = {"info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 
@@ -105,6 +106,7 @@ class Telemetry:
         self._run_duration = meter.create_histogram("acemq.pipeline.run.duration", "s")
         self._run_total = meter.create_counter("acemq.pipeline.run.total")
         self._replays = meter.create_counter("acemq.replay.total")
+        self._schedules = meter.create_counter("acemq.schedule.total")
         self._settled = meter.create_counter("acemq.settle.total")
         self._transport = transport
 
@@ -234,6 +236,10 @@ class Telemetry:
     def replayed(self, queue: str, target: str, outcome: str, count: int) -> None:
         if self.metering and count:
             self._replays.add(count, {"queue": queue, "target": target, "outcome": outcome})
+
+    def scheduled(self, outcome: str) -> None:
+        if self.metering:
+            self._schedules.add(1, {"outcome": outcome})
 
 
 class Reading(msgspec.Struct, frozen=True):

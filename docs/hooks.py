@@ -207,6 +207,10 @@ DIAGNOSTICS = {
     ),
     telemetry.OWNER_CHANGED: ("info", "this process has begun to consume a partition, or has lost it to another"),
     telemetry.REPLAY_STOPPED: ("info", "a replay has ended, why, and after how many"),
+    telemetry.SCHEDULE_FOREIGN: (
+        "error",
+        "a message in the scheduler's control queue does not say where it is to go, or when; it was dropped",
+    ),
 }
 
 
@@ -238,6 +242,7 @@ METRICS = {
     "acemq.pipeline.run.duration": "the age of a message when its run through a pipeline ended",
     "acemq.pipeline.run.total": "runs that ended, by outcome",
     "acemq.replay.total": "messages replayed, put back, failed",
+    "acemq.schedule.total": "messages scheduled here; on the ladder also those moved on, by what became of them",
     "acemq.settle.total": "what the broker was told of deliveries, by verb, and whether it still held them",
     "acemq.transport.connected": "1 while the link is there; of several connections to one kind of broker the worst",
     "acemq.transport.blocked": "1 while the broker takes no publishes",

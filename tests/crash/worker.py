@@ -74,6 +74,8 @@ class Plan(msgspec.Struct, omit_defaults=True):
     replay: str | None = None
     together: int = 1
     """So many are copied at a time by the replay."""
+    schedules: bool = False
+    """Moves on what is due."""
     holds: bool = False
     """`hold` waits for ever, else it passes."""
     grace: float = 0
@@ -107,6 +109,8 @@ async def work(plan: Plan) -> None:
             await open_things.enter_async_context(ledger.consume(book(plan, recorder)))
             resuming = asyncio.create_task(resume(plan, ledger, recorder))
             open_things.callback(resuming.cancel)
+        if plan.schedules:
+            await open_things.enter_async_context(mq.scheduler())
         terminated = asyncio.Event()
         if plan.grace:
             asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, terminated.set)
