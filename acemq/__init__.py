@@ -40,6 +40,8 @@ from acemq.errors import (
     PublishingPausedError,
     PublishRefusedError,
     ReplayError,
+    RequestTimeoutError,
+    ResponderError,
     RouteError,
     SecurityError,
     TopologyError,
@@ -59,6 +61,7 @@ from acemq.patterns.ordered.partition import Halt, OrderedCounters, PartitionFai
 from acemq.patterns.ordered.queue import OrderedQueue
 from acemq.patterns.pipeline import Pipeline, PipelineCounters, RunningPipeline, SlipForm, StepOptions
 from acemq.patterns.replay import Replay, ReplayResult, StopReason
+from acemq.patterns.request_reply import RequestCounters, RequestOptions, Responder, Responding
 from acemq.patterns.routing_slip import Itinerary, Route, RoutingSlip, Stop
 from acemq.patterns.scheduler import Scheduled, ScheduleOptions, Scheduler, SchedulerCounters
 from acemq.plan import Finding, Plan
@@ -168,6 +171,12 @@ __all__ = [
     "Replay",
     "ReplayError",
     "ReplayResult",
+    "RequestCounters",
+    "RequestOptions",
+    "RequestTimeoutError",
+    "Responder",
+    "ResponderError",
+    "Responding",
     "RetryPolicy",
     "Route",
     "RouteError",

@@ -561,10 +561,20 @@ class Connection:
         return beside | rungs(queue, (policy or self.retry).rungs()) if routes else beside
 
     def private(
-        self, queue: str, handler: Callable[[Message[bytes]], Awaitable[Ack | None]], *, prefetch: int
+        self,
+        queue: str,
+        handler: Callable[[Message[bytes]], Awaitable[Ack | None]],
+        *,
+        prefetch: int,
+        concurrency: int = 1,
     ) -> Opening[Consumer]:
         """Whatever comes to a queue of the library's own, as bytes. Nothing is declared, and nothing is set aside."""
-        return self._consumer(PrivateConsumer, queue, bytes, handler, private.options(prefetch))
+        return self.consumer_of(PrivateConsumer, queue, bytes, handler, private.options(prefetch, concurrency))
+
+    @property
+    def makes_topology(self) -> bool:
+        """False: what the library needs by itself is somebody else's to make."""
+        return self._topology is TopologyMode.CREATE
 
     def at_end(self, ending: Callable[[], Awaitable[object]]) -> None:
         """Call this when the consumers have stopped and the link is still there; bounded by what is left of a close."""

@@ -28,7 +28,9 @@ AcemqError
 │   └── DecodeError (also FatalError)   a body that cannot be read           .content_type
 ├── FatalError                          never retried; handlers may raise it
 │   └── RouteError                      a routing slip that cannot be followed
-└── HandlerTimeoutError (TimeoutError)  a handler that ran over its limit    .after
+├── HandlerTimeoutError (TimeoutError)  a handler that ran over its limit    .after
+├── RequestTimeoutError (TimeoutError)  no answer came within the limit      .message_id .after
+└── ResponderError                      the answer is that it failed         .reason
 
 A transport hands up `TransportError`s (`acemq.transport`), which the engine turns into these.
 """
@@ -68,6 +70,8 @@ __all__ = [
     "PublishRefusedError",
     "PublishingPausedError",
     "ReplayError",
+    "RequestTimeoutError",
+    "ResponderError",
     "RouteError",
     "SecurityError",
     "TopologyError",
@@ -294,3 +298,19 @@ class HandlerTimeoutError(AcemqError, TimeoutError):
     def __init__(self, after: timedelta) -> None:
         self.after = after
         super().__init__(f"timed out after {after.total_seconds():g} s")
+
+
+class RequestTimeoutError(AcemqError, TimeoutError):
+    """No answer came in time. Whether the work was done, nobody knows."""
+
+    def __init__(self, text: str, *, message_id: str, after: timedelta) -> None:
+        self.message_id, self.after = message_id, after
+        super().__init__(text)
+
+
+class ResponderError(AcemqError):
+    """Whoever was asked has failed, and says so. The request lies in its dead letters."""
+
+    def __init__(self, reason: str) -> None:
+        self.reason = reason
+        super().__init__(f"the responder failed: {reason}")

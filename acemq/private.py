@@ -30,10 +30,10 @@ class PrivateConsumer(Consumer):
         return Message(delivery.body, delivery, self.mover.clock)
 
 
-def options(prefetch: int) -> ConsumeOptions:
+def options(prefetch: int, concurrency: int) -> ConsumeOptions:
     return {
         "prefetch": prefetch,
-        "concurrency": prefetch,
+        "concurrency": concurrency,
         "max_deliveries": None,
         "retry": RetryPolicy.forever(first=AGAIN, ceiling=AGAIN).with_jitter(0),
         "declare": False,

@@ -113,7 +113,7 @@ class Outbound:
         """`lay_ladder` sees to the queues over which delayed publishes go where the broker cannot delay."""
         self._transport, self._codecs, self._telemetry, self._clock = transport, codecs, telemetry, clock
         self._lay_ladder = lay_ladder
-        self._origin, self._timeout, self._correlate = origin, timeout, correlate
+        self._origin, self.timeout, self.correlate = origin, timeout, correlate
         self.permits = Permits(max_outstanding, lambda: transport.state.outstanding)
         self.gate = Gate(when_blocked, clock)
         self.chain: PublishChain | None = None
@@ -149,7 +149,7 @@ class Outbound:
     ) -> Receipt:
         """`own`: a hop of the library's, which goes on while the application has paused publishing."""
         self._check_usable()
-        within = options.get("timeout", self._timeout) if options else self._timeout
+        within = options.get("timeout", self.timeout) if options else self.timeout
         if self.chain is not None:
             return await self._publish_draft(self.chain.draft(exchange, routing_key, payload, options), within, own)
         outgoing = self.draft(exchange, routing_key, payload, options)
@@ -181,7 +181,7 @@ class Outbound:
             raise ConfigurationError(
                 "message_id and envelope belong to one message; publish_many gives each its own id"
             )
-        within = options.get("timeout", self._timeout) if options else self._timeout
+        within = options.get("timeout", self.timeout) if options else self.timeout
         if (chain := self.chain) is not None:
             return await self.publish_batch(
                 (chain.draft(exchange, routing_key, payload, options) for payload in payloads), within
@@ -269,7 +269,7 @@ class Outbound:
         self._check_usable()
         if self.gate.is_paused:
             raise PublishingPausedError(PAUSED)
-        within = self._timeout if timeout is None else check_duration("timeout", timeout)
+        within = self.timeout if timeout is None else check_duration("timeout", timeout)
         results: list[Receipt | Exception] = []
         drafts = iter(messages)
         while True:
@@ -375,11 +375,11 @@ class Outbound:
         taken = 0
         while taken < len(batch) and self.permits.take_now():
             taken += 1
-        if not taken and not (taken := await self.permits.take_some(len(batch), self._timeout)):
-            return (PublishResult(Published.REFUSED, port.TimedOut(self.permits.shortage(self._timeout))),)
+        if not taken and not (taken := await self.permits.take_some(len(batch), self.timeout)):
+            return (PublishResult(Published.REFUSED, port.TimedOut(self.permits.shortage(self.timeout))),)
         some = batch[:taken]
         try:
-            results = await self._transport.publish(some, within=self._timeout)
+            results = await self._transport.publish(some, within=self.timeout)
         except AcemqError as error:
             self.permits.give(taken)
             outcome = Published.REFUSED if isinstance(error, ClosedError) else Published.FAILED
@@ -406,7 +406,7 @@ class Outbound:
         body, content_type = self._codecs.write(payload)
         identity = new_id()
         correlation, causation = identity, None
-        handled = CURRENT.get() if self._correlate else None
+        handled = CURRENT.get() if self.correlate else None
         if handled is not None:
             correlation, causation = handled.correlation_id, handled.id
         return Outgoing(
@@ -474,7 +474,7 @@ class Outbound:
         application = h.check_application(options["headers"]) if "headers" in options else None
         identity = options.get("message_id") or new_id()
         correlation, causation = options.get("correlation_id"), options.get("causation_id")
-        handled = CURRENT.get() if self._correlate and correlation is None and causation is None else None
+        handled = CURRENT.get() if self.correlate and correlation is None and causation is None else None
         if handled is not None:
             correlation, causation = handled.correlation_id, handled.id
         return write(

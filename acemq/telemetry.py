@@ -60,6 +60,7 @@ LISTENER_FAILED = "acemq.interceptor.failed"
 REPLAY_STOPPED = "acemq.replay.stopped"
 PARTITION_HALTED = "acemq.partition.halted"
 OWNER_CHANGED = "acemq.partition.owner.changed"
+REPLY_UNDELIVERED = "acemq.reply.undelivered"
 SCHEDULE_FOREIGN = "acemq.schedule.foreign.message"
 
 _LEVELS = {"info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
@@ -106,6 +107,8 @@ class Telemetry:
         self._run_duration = meter.create_histogram("acemq.pipeline.run.duration", "s")
         self._run_total = meter.create_counter("acemq.pipeline.run.total")
         self._replays = meter.create_counter("acemq.replay.total")
+        self._request_duration = meter.create_histogram("acemq.request.duration", "s")
+        self._request_total = meter.create_counter("acemq.request.total")
         self._schedules = meter.create_counter("acemq.schedule.total")
         self._settled = meter.create_counter("acemq.settle.total")
         self._transport = transport
@@ -236,6 +239,27 @@ class Telemetry:
     def replayed(self, queue: str, target: str, outcome: str, count: int) -> None:
         if self.metering and count:
             self._replays.add(count, {"queue": queue, "target": target, "outcome": outcome})
+
+    def request_span(self, exchange: str, routing_key: str, identity: str, type: str) -> Span:
+        """Open the span of a request, parent of its publish; its correlation is its own id."""
+        return self._tracer.start_span(
+            f"{exchange or routing_key} request",
+            kind=SpanKind.CLIENT,
+            attributes={
+                "messaging.system": self._system,
+                "messaging.destination.name": exchange or routing_key,
+                "messaging.operation": "request",
+                "messaging.message.id": identity,
+                "messaging.message.conversation_id": identity,
+                "messaging.acemq.message_type": type,
+            },
+        )
+
+    def requested(self, routing_key: str, type: str, outcome: str, seconds: float) -> None:
+        if self.metering:
+            tags = {"routing.key": routing_key, "message.type": type, "outcome": outcome}
+            self._request_duration.record(seconds, tags)
+            self._request_total.add(1, tags)
 
     def scheduled(self, outcome: str) -> None:
         if self.metering:

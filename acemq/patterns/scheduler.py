@@ -98,7 +98,9 @@ class Scheduler:
     async def _open(self) -> Scheduler:
         if self._has_ladder:
             await self._connection.lay_ladder()
-            self._consumer = await self._connection.private(SCHEDULE_QUEUE, self._move, prefetch=PREFETCH)
+            self._consumer = await self._connection.private(
+                SCHEDULE_QUEUE, self._move, prefetch=PREFETCH, concurrency=PREFETCH
+            )
         return self
 
     async def after(

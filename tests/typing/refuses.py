@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
+
 from acemq import AceMQ, Batch, BlockingMQ, Message
 from tests.typing.accepts import Order, Priced, Shipped, load, maybe, note, price, ship
 
@@ -87,3 +89,17 @@ def blocking(mq: BlockingMQ) -> None:
     if pulled:
         cents: int = pulled.payload  # type: ignore[assignment]  # pyright: ignore[reportAssignmentType]
         print(cents)
+
+
+async def requests(mq: AceMQ) -> None:
+    cents: int = await mq.request("pricing", "quote", Order("o"), Priced)  # type: ignore[arg-type]  # pyright: ignore[reportAssignmentType]
+    print(cents)
+    await mq.request("pricing", "quote", Order("o"), Priced, timeout=2)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    await mq.request("pricing", "quote", Order("o"), Priced, reply_to="q")  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+    mq.respond("pricing.quotes", Order, of_priced)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+
+
+async def schedules(mq: AceMQ) -> None:
+    async with mq.scheduler() as later:
+        await later.after(5, "", "q", 1)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+        await later.after(timedelta(hours=1), "", "q", 1, priority=3)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]

@@ -52,6 +52,8 @@ SAMPLES: dict[str, errors.AcemqError] = {
         errors.FatalError("never"),
         errors.RouteError("leads nowhere"),
         errors.HandlerTimeoutError(timedelta(seconds=5)),
+        errors.RequestTimeoutError("no answer", message_id="m-1", after=timedelta(seconds=5)),
+        errors.ResponderError("no such sku"),
     )
 }
 

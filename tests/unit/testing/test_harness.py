@@ -114,7 +114,7 @@ async def test_what_rabbitmq_would_refuse_is_refused_by_name() -> None:
     async with MessageHarness(profile=Profile.RABBITMQ) as h:
         await h.mq.declare(ORDERS)
         with pytest.raises(CapabilityError, match="delay"):
-            await h.mq.send("billing", Invoice("o-1"), delay=HOUR)
+            await h.mq.send("billing", Invoice("o-1"), delay=HOUR, headers={"tenant": "a"})
         assert h.published(object) == []
 
 
