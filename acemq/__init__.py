@@ -63,6 +63,7 @@ from acemq.patterns.pipeline import Pipeline, PipelineCounters, RunningPipeline,
 from acemq.patterns.replay import Replay, ReplayResult, StopReason
 from acemq.patterns.request_reply import RequestCounters, RequestOptions, Responder, Responding
 from acemq.patterns.routing_slip import Itinerary, Route, RoutingSlip, Stop
+from acemq.patterns.saga import Saga, SagaResult, SagaStep
 from acemq.patterns.scheduler import Scheduled, ScheduleOptions, Scheduler, SchedulerCounters
 from acemq.plan import Finding, Plan
 from acemq.publish_options import PublishOptions
@@ -182,6 +183,9 @@ __all__ = [
     "RouteError",
     "RoutingSlip",
     "RunningPipeline",
+    "Saga",
+    "SagaResult",
+    "SagaStep",
     "ScheduleOptions",
     "Scheduled",
     "Scheduler",

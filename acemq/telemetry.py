@@ -61,6 +61,8 @@ REPLAY_STOPPED = "acemq.replay.stopped"
 PARTITION_HALTED = "acemq.partition.halted"
 OWNER_CHANGED = "acemq.partition.owner.changed"
 REPLY_UNDELIVERED = "acemq.reply.undelivered"
+SAGA_COMPENSATING = "acemq.saga.compensating"
+SAGA_UNRESOLVED = "acemq.saga.unresolved"
 SCHEDULE_FOREIGN = "acemq.schedule.foreign.message"
 
 _LEVELS = {"info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
@@ -91,7 +93,7 @@ class Telemetry:
         self.tracing = _is_sdk(tracer_provider)
         self.metering = _is_sdk(meter_provider)
         self._system = _SYSTEMS.get(transport, transport)
-        self._tracer = tracer_provider.get_tracer(SCOPE)
+        self.tracer = tracer_provider.get_tracer(SCOPE)
         self.meter_provider = meter_provider
         meter = meter_provider.get_meter(SCOPE)
         self._publish_duration = meter.create_histogram("acemq.publish.duration", "s")
@@ -117,7 +119,7 @@ class Telemetry:
 
     def publish_span(self, exchange: str, routing_key: str, headers: dict[str, HeaderValue]) -> Span:
         """Open the producer's span and write its trace context into `headers`."""
-        span = self._tracer.start_span(
+        span = self.tracer.start_span(
             f"{exchange or routing_key} publish",
             kind=SpanKind.PRODUCER,
             attributes={
@@ -161,7 +163,7 @@ class Telemetry:
     def process_span(self, queue: str, envelope: Envelope, headers: Headers) -> Span:
         """Open the consumer's span, child of the publish that the headers name."""
         carrier = {name: value for name in ("traceparent", "tracestate") if (value := h.text(headers.get(name)))}
-        return self._tracer.start_span(
+        return self.tracer.start_span(
             f"{queue} process",
             context=_W3C.extract(carrier),
             kind=SpanKind.CONSUMER,
@@ -178,7 +180,7 @@ class Telemetry:
 
     def batch_span(self, queue: str, of: Sequence[Span]) -> Span:
         """Open the span of a handler that is given many messages: a trace of its own, linked to the spans of each."""
-        return self._tracer.start_span(
+        return self.tracer.start_span(
             f"{queue} process batch",
             context=Context(),
             kind=SpanKind.CONSUMER,
@@ -242,7 +244,7 @@ class Telemetry:
 
     def request_span(self, exchange: str, routing_key: str, identity: str, type: str) -> Span:
         """Open the span of a request, parent of its publish; its correlation is its own id."""
-        return self._tracer.start_span(
+        return self.tracer.start_span(
             f"{exchange or routing_key} request",
             kind=SpanKind.CLIENT,
             attributes={
@@ -264,6 +266,25 @@ class Telemetry:
     def scheduled(self, outcome: str) -> None:
         if self.metering:
             self._schedules.add(1, {"outcome": outcome})
+
+
+class SagaSpans:
+    """The spans of a saga, which needs no connection and has its process's tracer then."""
+
+    def __init__(self, tracer: trace.Tracer) -> None:
+        self._tracer = tracer
+
+    @staticmethod
+    def of(telemetry: Telemetry | None) -> SagaSpans | None:
+        """`None` without an SDK."""
+        if telemetry is not None:
+            return SagaSpans(telemetry.tracer) if telemetry.tracing else None
+        provider = trace.get_tracer_provider()
+        return SagaSpans(provider.get_tracer(SCOPE)) if _is_sdk(provider) else None
+
+    def span(self, what: str, name: str) -> AbstractContextManager[Span]:
+        """`saga place-order`, `step take-payment`, `undo take-payment`; an error that leaves it is recorded on it."""
+        return self._tracer.start_as_current_span(f"{what} {name}")
 
 
 class Reading(msgspec.Struct, frozen=True):
@@ -386,10 +407,16 @@ def within_span(span: Span | None) -> AbstractContextManager[object]:
     return trace.use_span(span, record_exception=False, set_status_on_exception=False)
 
 
+def fail_span(span: Span, error: BaseException | None) -> None:
+    """It went wrong, whatever it returns."""
+    if error is not None:
+        span.record_exception(error)
+    span.set_status(_FAILED)
+
+
 def end_batch_span(span: Span, answer: object) -> None:
     if isinstance(answer, BaseException):
-        span.record_exception(answer)
-        span.set_status(_FAILED)
+        fail_span(span, answer)
     span.end()
 
 

@@ -211,6 +211,8 @@ DIAGNOSTICS = {
         "warning",
         "an answer found no reply queue: whoever asked is gone. Said once for each address",
     ),
+    telemetry.SAGA_COMPENSATING: ("warning", "a saga has failed, or was stopped; what it had done is being undone"),
+    telemetry.SAGA_UNRESOLVED: ("error", "a step of a saga could not be undone; somebody has to do it by hand"),
     telemetry.SCHEDULE_FOREIGN: (
         "error",
         "a message in the scheduler's control queue does not say where it is to go, or when; it was dropped",

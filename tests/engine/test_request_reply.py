@@ -360,7 +360,8 @@ async def test_what_cannot_be_sent_or_read_is_refused_by_name(mq: AceMQ, queue: 
 
 
 async def test_a_responder_takes_no_policy_for_retries(mq: AceMQ, queue: str) -> None:
-    for options in ({"retry": RetryPolicy.fixed(3, SECOND)}, {"retry_for": lambda message, error: None}):
+    given: list[dict[str, Any]] = [{"retry": RetryPolicy.fixed(3, SECOND)}, {"retry_for": lambda message, error: None}]
+    for options in given:
         with pytest.raises(ConfigurationError, match="retry="):
             mq.respond(queue, int, lambda message: 1, **options)
     mq.respond(queue, int, lambda message: 1, retry=RetryPolicy.none())

@@ -27,6 +27,9 @@ from acemq import (
     ReplayResult,
     Responder,
     RetryPolicy,
+    Saga,
+    SagaResult,
+    SagaStep,
     Scheduled,
     Scheduler,
     one_of,
@@ -149,6 +152,24 @@ async def schedules(mq: AceMQ) -> None:
         assert_type(
             await later.after(timedelta(hours=4), "", "q", Order("o"), content_type="application/json"), Scheduled
         )
+
+
+async def charge(order: Order) -> int:
+    return 7
+
+
+async def refund(order: Order, paid: int) -> None: ...
+async def refund_anything(order: object, paid: object) -> str:
+    return ""
+
+
+async def sagas(mq: AceMQ) -> None:
+    place = Saga("place", Order)
+    assert_type(place.step("charge", charge), SagaStep[Order, int])
+    assert_type(place.step("charge", charge).undo(refund, attempts=3), Saga[Order])
+    place.step("charge", charge).undo(refund_anything).step("again", charge, timeout=timedelta(seconds=1))
+    place.step("charge", charge).undo(lambda order, paid: refund(order, paid + 1))
+    assert_type(await place.step("charge", charge).reporting_to(mq).run(RushOrder("o")), SagaResult)
 
 
 async def in_hand(mq: AceMQ) -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from datetime import timedelta
 
-from acemq import AceMQ, Batch, BlockingMQ, Message
-from tests.typing.accepts import Order, Priced, Shipped, load, maybe, note, price, ship
+from acemq import AceMQ, Batch, BlockingMQ, Message, Saga
+from tests.typing.accepts import Order, Priced, Shipped, charge, load, maybe, note, price, refund, ship
 
 
 async def wants_shipped(shipped: Shipped) -> None: ...
@@ -15,6 +15,8 @@ def key_of_priced(priced: Priced) -> str:
     return str(priced.cents)
 
 
+async def wrong_refund(order: Order, paid: str) -> None: ...
+async def refund_of_priced(priced: Priced, paid: int) -> None: ...
 async def gives_text(message: Message[Order]) -> str:
     return ""
 
@@ -103,3 +105,14 @@ async def schedules(mq: AceMQ) -> None:
     async with mq.scheduler() as later:
         await later.after(5, "", "q", 1)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
         await later.after(timedelta(hours=1), "", "q", 1, priority=3)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+
+
+async def sagas(mq: AceMQ) -> None:
+    place = Saga("place", Order)
+    place.step("charge", charge).undo(wrong_refund)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    place.step("charge", charge).undo(refund_of_priced)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    place.step("charge", charge).undo(refund).undo(refund)  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
+    place.undo(refund)  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
+    place.step("ship", ship)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    place.step("charge", charge).undo(refund, attempts="3")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    await place.step("charge", charge).run(Priced(1))  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
