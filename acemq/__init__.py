@@ -7,12 +7,27 @@ from acemq import blocking
 from acemq.ack import Ack
 from acemq.batching import Batch, BatchHandler
 from acemq.blocking import BlockingConsumer, BlockingMQ, BlockingPulled, BlockingReplay
+from acemq.claim_check import ClaimCheckCodec, ClaimStore, FileClaimStore, MemoryClaimStore
 from acemq.clock import Clock, MovableClock, SystemClock
-from acemq.codec import BytesCodec, Codec, Codecs, JsonCodec, MsgpackCodec, Payload, PayloadType, TextCodec, one_of
+from acemq.codec import (
+    AnyCodec,
+    AsyncCodec,
+    BytesCodec,
+    Codec,
+    Codecs,
+    JsonCodec,
+    MsgpackCodec,
+    Payload,
+    PayloadType,
+    TextCodec,
+    one_of,
+)
 from acemq.connect_options import ConnectOptions
 from acemq.connection import Connection
 from acemq.consume_options import ConsumeOptions
 from acemq.consuming import Consumer, ConsumerState
+from acemq.draft import Draft
+from acemq.encryption import EncryptedCodec, Keyring
 from acemq.envelope import Envelope
 from acemq.errors import (
     AcemqError,
@@ -20,11 +35,13 @@ from acemq.errors import (
     BatchPublishError,
     BlockedError,
     CapabilityError,
+    ClaimStoreError,
     ClosedError,
     CodecError,
     ConfigurationError,
     ConnectionFailedError,
     DecodeError,
+    DecryptError,
     DriftError,
     EncodeError,
     FatalError,
@@ -51,7 +68,7 @@ from acemq.gate import WhenBlocked
 from acemq.groups import ConsumerGroup
 from acemq.headers import HeaderValue
 from acemq.health import Health, HealthPart
-from acemq.interceptors import ConsumeInterceptor, Draft, PublishInterceptor
+from acemq.interceptors import ConsumeInterceptor, PublishInterceptor
 from acemq.message import Handled, Handler, Message, SetAside, current_message
 from acemq.mq import AceMQ, connect
 from acemq.opening import Opening
@@ -85,7 +102,9 @@ __all__ = [
     "AceMQ",
     "AcemqError",
     "Ack",
+    "AnyCodec",
     "ApplyMode",
+    "AsyncCodec",
     "AuthenticationError",
     "Backoff",
     "Batch",
@@ -99,6 +118,9 @@ __all__ = [
     "BytesCodec",
     "Capabilities",
     "CapabilityError",
+    "ClaimCheckCodec",
+    "ClaimStore",
+    "ClaimStoreError",
     "Clock",
     "ClosedError",
     "Codec",
@@ -118,14 +140,17 @@ __all__ = [
     "CredentialsSource",
     "Declaration",
     "DecodeError",
+    "DecryptError",
     "Depth",
     "Diagnostic",
     "Draft",
     "Drained",
     "DriftError",
     "EncodeError",
+    "EncryptedCodec",
     "Envelope",
     "FatalError",
+    "FileClaimStore",
     "Finding",
     "Halt",
     "Handled",
@@ -137,8 +162,10 @@ __all__ = [
     "HealthPart",
     "Itinerary",
     "JsonCodec",
+    "Keyring",
     "LogContext",
     "LoopError",
+    "MemoryClaimStore",
     "Message",
     "MessageTooLargeError",
     "MissingExtraError",

@@ -18,11 +18,12 @@ from acemq import private
 from acemq.ack import Ack
 from acemq.batching import Batch, BatchConsumer, BatchHandler, check_batches
 from acemq.clock import SYSTEM, Clock, check_duration
-from acemq.codec import Codec, Codecs, Payload, PayloadType, Reader
+from acemq.codec import AnyCodec, Codecs, Payload, PayloadType, Reader
 from acemq.connect_options import ConnectOptions, check_connect
 from acemq.consume_options import ConsumeOptions, check_options, check_policy, check_prefetch, warn_of_limit
 from acemq.consumers import Consumers
 from acemq.consuming import Consumer
+from acemq.draft import Draft
 from acemq.errors import (
     AcemqError,
     ClosedError,
@@ -36,7 +37,7 @@ from acemq.gate import WhenBlocked
 from acemq.groups import ConsumerGroup, check_size
 from acemq.handling import Call, check_handler
 from acemq.health import Checks, Health, HealthPart
-from acemq.interceptors import ConsumeInterceptor, Draft, Interceptors, PublishInterceptor
+from acemq.interceptors import ConsumeInterceptor, Interceptors, PublishInterceptor
 from acemq.lacking import refuse_lacking
 from acemq.mapping import public_error
 from acemq.message import Handler, Message
@@ -46,7 +47,7 @@ from acemq.plan import Plan
 from acemq.private import PrivateConsumer
 from acemq.publish_options import PublishOptions
 from acemq.publishing import ANOTHER_LOOP, Outbound, Publisher, Receipt
-from acemq.pulling import Pulled
+from acemq.pulling import Pulled, fetch
 from acemq.receiving import Receiving
 from acemq.retry import DEFAULT, RetryPolicy
 from acemq.stats import Depths, QueueStats
@@ -300,7 +301,7 @@ class Connection:
         return Opening(f"{size} consumers of {queue!r}", open_group, lambda group: group.close())
 
     def receive(
-        self, queue: str, payload: Payload[T], *, prefetch: int = 20, codec: Codec | None = None
+        self, queue: str, payload: Payload[T], *, prefetch: int = 20, codec: AnyCodec | None = None
     ) -> Opening[Receiving[T]]:
         """Messages of `queue` as they come, at most `prefetch` unsettled, each held until it is settled by hand.
 
@@ -327,7 +328,7 @@ class Connection:
         return Opening(f"receiving from {queue!r}", open_receiving, lambda receiving: receiving.close())
 
     async def pull(
-        self, queue: str, payload: Payload[T], *, wait: timedelta = timedelta(0), codec: Codec | None = None
+        self, queue: str, payload: Payload[T], *, wait: timedelta = timedelta(0), codec: AnyCodec | None = None
     ) -> Pulled[T] | None:
         """One message, held until one of its verbs settles it; `None` when none came within `wait`.
 
@@ -343,7 +344,7 @@ class Connection:
         *,
         most: int = 10,
         wait: timedelta = timedelta(0),
-        codec: Codec | None = None,
+        codec: AnyCodec | None = None,
     ) -> list[Pulled[T]]:
         """Up to `most` (1–1,000) held messages: what is there when the first has come, after at most `wait`."""
         self._check_usable()
@@ -357,7 +358,10 @@ class Connection:
             deliveries = await self.transport.pull(queue, most=most, wait=wait)
         except AcemqError as error:
             raise public_error(error) from error
-        return [Pulled(delivery, reader, mover, self.clock) for delivery in deliveries]
+        pulled = [Pulled(delivery, reader, mover, self.clock) for delivery in deliveries]
+        if reader.is_async:
+            await fetch(pulled)
+        return pulled
 
     # Topology
 

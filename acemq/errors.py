@@ -25,7 +25,9 @@ AcemqError
 │   └── BatchPublishError               some of a batch did not get through  .results .confirmed .failed .safe_to_resend
 ├── CodecError
 │   ├── EncodeError                     a payload that cannot be written
+│   ├── ClaimStoreError                 a store could not be reached; tried again
 │   └── DecodeError (also FatalError)   a body that cannot be read           .content_type
+│       └── DecryptError                it cannot be decrypted               .key_id
 ├── FatalError                          never retried; handlers may raise it
 │   └── RouteError                      a routing slip that cannot be followed
 ├── HandlerTimeoutError (TimeoutError)  a handler that ran over its limit    .after
@@ -50,11 +52,13 @@ __all__ = [
     "BatchPublishError",
     "BlockedError",
     "CapabilityError",
+    "ClaimStoreError",
     "ClosedError",
     "CodecError",
     "ConfigurationError",
     "ConnectionFailedError",
     "DecodeError",
+    "DecryptError",
     "DriftError",
     "EncodeError",
     "FatalError",
@@ -276,6 +280,12 @@ class EncodeError(CodecError):
     outcome = "refused"
 
 
+class ClaimStoreError(CodecError):
+    """The store that keeps large payloads could not be reached. Nothing was sent; a delivery is retried."""
+
+    outcome = "refused"
+
+
 class FatalError(AcemqError):
     """Will fail however often it is tried. Raised in a handler, the message goes to its dead letters at once."""
 
@@ -286,6 +296,14 @@ class DecodeError(CodecError, FatalError):
     def __init__(self, text: str, *, content_type: str | None = None) -> None:
         self.content_type = content_type
         super().__init__(text)
+
+
+class DecryptError(DecodeError):
+    """A body that no key of the keyring opens, whatever the reason. `key_id` is what it says of itself, if it does."""
+
+    def __init__(self, text: str, *, key_id: str | None = None, content_type: str | None = None) -> None:
+        self.key_id = key_id
+        super().__init__(text, content_type=content_type)
 
 
 class RouteError(FatalError):

@@ -18,6 +18,7 @@ from acemq import ladder
 from acemq import transport as port
 from acemq.clock import SYSTEM, Clock, check_duration
 from acemq.codec import Codecs
+from acemq.draft import Draft, draft_of
 from acemq.envelope import Envelope, to_millis, write
 from acemq.errors import (
     AcemqError,
@@ -42,7 +43,7 @@ from acemq.topology import SCHEDULE_EXCHANGE, check_key, check_name
 from acemq.transport import Outgoing, Published, PublishResult, Transport
 
 if TYPE_CHECKING:
-    from acemq.interceptors import Draft, PublishChain
+    from acemq.interceptors import PublishChain
 
 T_contra = TypeVar("T_contra", contravariant=True)
 
@@ -150,8 +151,9 @@ class Outbound:
         """`own`: a hop of the library's, which goes on while the application has paused publishing."""
         self._check_usable()
         within = options.get("timeout", self.timeout) if options else self.timeout
-        if self.chain is not None:
-            return await self._publish_draft(self.chain.draft(exchange, routing_key, payload, options), within, own)
+        if self.chain is not None or self._codecs_of(options).is_async:
+            check_duration("timeout", within)
+            return await self._publish_draft(draft_of(exchange, routing_key, payload, options), within, own)
         outgoing = self.draft(exchange, routing_key, payload, options)
         if outgoing.exchange == SCHEDULE_EXCHANGE:
             await self._lay_ladder()
@@ -182,9 +184,11 @@ class Outbound:
                 "message_id and envelope belong to one message; publish_many gives each its own id"
             )
         within = options.get("timeout", self.timeout) if options else self.timeout
-        if (chain := self.chain) is not None:
+        if self.chain is not None or self._codecs_of(options).is_async:
+            self._check_place(exchange, routing_key)
+            self.check_options(exchange, routing_key, options or {})
             return await self.publish_batch(
-                (chain.draft(exchange, routing_key, payload, options) for payload in payloads), within
+                (draft_of(exchange, routing_key, payload, options) for payload in payloads), within
             )
         if options and options.get("delay"):
             self.check_options(exchange, routing_key, options)
@@ -339,6 +343,8 @@ class Outbound:
         """Open the span, ask the hooks, and only then encode. What is refused here is counted as refused."""
         draft, telemetry = passing.draft, self._telemetry
         began, trace_headers = time.perf_counter(), dict[str, HeaderValue]()
+        self._check_place(draft.exchange, draft.routing_key)
+        self.check_options(draft.exchange, draft.routing_key, draft.given)
         draft.complete(self.envelope, self._codecs)
         where = draft.exchange, draft.routing_key
         if telemetry.tracing:
@@ -347,7 +353,13 @@ class Outbound:
             await passing.before()
             climbs = draft.delay and ladder.carries(draft.delay, self._can(draft.exchange, draft.routing_key))
             options = draft.options_without_envelope() if climbs else draft.options()
-            outgoing = self.draft(draft.exchange, draft.routing_key, draft.payload, options)
+            codecs, encoded = self._codecs_of(options), None
+            if codecs.is_async:
+                # What is wrong with the rest is found before a store is asked.
+                self._check_place(draft.exchange, draft.routing_key)
+                self.check_options(draft.exchange, draft.routing_key, options)
+                encoded = await codecs.write_async(draft.payload, options.get("content_type"))
+            outgoing = self.draft(draft.exchange, draft.routing_key, draft.payload, options, encoded)
             if outgoing.exchange == SCHEDULE_EXCHANGE:
                 await self._lay_ladder()
         except BaseException as error:
@@ -393,16 +405,20 @@ class Outbound:
     # Encoding
 
     def draft(
-        self, exchange: str, routing_key: str, payload: object, options: PublishOptions | None = None
+        self,
+        exchange: str,
+        routing_key: str,
+        payload: object,
+        options: PublishOptions | None = None,
+        encoded: tuple[bytes, str] | None = None,
     ) -> Outgoing:
-        """The message as it will stand on the wire. Refuses bad arguments and what cannot be encoded; no I/O."""
-        check_key("routing key", routing_key)
-        if exchange:
-            check_name("exchange", exchange)
-        elif not routing_key:
-            raise ConfigurationError("the queue name is empty; send() names the queue that takes the message")
+        """The message as it will stand on the wire. Refuses bad arguments and what cannot be encoded; no I/O.
+
+        `encoded`: body and content type, where a codec had to be awaited for them.
+        """
+        self._check_place(exchange, routing_key)
         if options:
-            return self._draft_with(exchange, routing_key, payload, options)
+            return self._draft_with(exchange, routing_key, payload, options, encoded)
         body, content_type = self._codecs.write(payload)
         identity = new_id()
         correlation, causation = identity, None
@@ -425,18 +441,33 @@ class Outbound:
             content_type=content_type,
         )
 
-    def _draft_with(self, exchange: str, routing_key: str, payload: object, options: PublishOptions) -> Outgoing:
+    def _check_place(self, exchange: str, routing_key: str) -> None:
+        check_key("routing key", routing_key)
+        if exchange:
+            check_name("exchange", exchange)
+        elif not routing_key:
+            raise ConfigurationError("the queue name is empty; send() names the queue that takes the message")
+
+    def _codecs_of(self, options: PublishOptions | None) -> Codecs:
+        return Codecs.of(options["codec"]) if options and "codec" in options else self._codecs
+
+    def _draft_with(
+        self,
+        exchange: str,
+        routing_key: str,
+        payload: object,
+        options: PublishOptions,
+        encoded: tuple[bytes, str] | None,
+    ) -> Outgoing:
         self.check_options(exchange, routing_key, options)
-        codecs = Codecs.of(options["codec"]) if "codec" in options else self._codecs
+        body, content_type = encoded or self._codecs_of(options).write(payload, options.get("content_type"))
         delay = options.get("delay") or None
         if delay and ladder.carries(delay, self._can(exchange, routing_key)):
-            body, content_type = codecs.write(payload, options.get("content_type"))
             now_ms = self._now_ms()
             due_ms = now_ms + delay // timedelta(milliseconds=1)
             waiting = ladder.Waiting(exchange, routing_key, due_ms, content_type)
             return ladder.onward(waiting, body, now_ms=now_ms, origin=self._origin)
         headers = self._headers_with(routing_key, options)
-        body, content_type = codecs.write(payload, options.get("content_type"))
         expires_in = options.get("expires_in")
         if expires_in is not None and not self._transport.capabilities.expiry:
             headers[h.EXPIRES_AT] = self._now_ms() + expires_in // timedelta(milliseconds=1)

@@ -330,6 +330,7 @@ def names() -> str:
 
 
 ALIASES = {
+    "AnyCodec": "Type alias: a `Codec` or an `AsyncCodec`.",
     "BatchHandler": "Type alias: what `consume_batches()` calls, from `Batch[T]` to `Ack` or `None`, `async` or not.",
     "CredentialsSource": "Type alias: `Credentials`, or a function that returns them, `async` or not.",
     "Handler": "Type alias: what `consume()` calls, a function from `Message[T]` to `Ack` or `None`, `async` or not.",

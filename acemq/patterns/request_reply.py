@@ -14,17 +14,18 @@ from opentelemetry.trace import Span
 from acemq import headers as h
 from acemq.ack import Ack
 from acemq.clock import check_duration, sleep
-from acemq.codec import OCTETS, Codec, Codecs, Payload, PayloadType, Reader, media_type
+from acemq.codec import OCTETS, AnyCodec, Codecs, Payload, PayloadType, Reader, media_type
 from acemq.connection import Connection
 from acemq.consume_options import ConsumeOptions
 from acemq.consuming import Consumer, ConsumerState
 from acemq.envelope import to_millis, write
 from acemq.errors import (
     AcemqError,
+    ClaimStoreError,
     ClosedError,
+    CodecError,
     ConfigurationError,
     DecodeError,
-    EncodeError,
     FatalError,
     PublishRefusedError,
     RequestTimeoutError,
@@ -76,7 +77,7 @@ class RequestOptions(TypedDict, total=False):
     """The id of the message in hand."""
     claim: str
     """The application's own."""
-    codec: Codec
+    codec: AnyCodec
     """The connection's; of the answer, too."""
     content_type: str
     """Picks the codec; for bytes it is only the label."""
@@ -146,7 +147,7 @@ class Requests:
         try:
             with within_span(span):
                 answer = await self._answer(exchange, routing_key, payload, identity, timeout, options)
-                result = _read(answer, reader)
+                result = await _read(answer, reader)
             outcome = "answered"
             self.counters.answered += 1
             return result
@@ -297,11 +298,11 @@ def _has_answer(waiter: asyncio.Future[Message[bytes]]) -> bool:
     return waiter.done() and not waiter.cancelled() and waiter.exception() is None
 
 
-def _read(answer: Message[bytes], reader: Reader[R]) -> R:
+async def _read(answer: Message[bytes], reader: Reader[R]) -> R:
     failure = answer.headers.get(h.REPLY_ERROR)
     if failure is not None:
         raise ResponderError(h.text(failure) or "no reason given")
-    return reader.read(answer.body, answer.content_type, answer.type)
+    return await reader.read_async(answer.body, answer.content_type, answer.type)
 
 
 # Answering
@@ -329,7 +330,11 @@ class Responder(Consumer):
         if address is None:
             self.unanswerable += 1
             return None
-        reply = self._answer_to(message, address, answer)
+        try:
+            reply = await self._answer_to(message, address, answer)
+        except ClaimStoreError:
+            await sleep(self.mover.clock, _STEP_BACK)
+            return Ack.release()
         self.answered += 1
         result = await self.mover.outbound.move(reply)
         if result.outcome is Published.ROUTED:
@@ -349,14 +354,15 @@ class Responder(Consumer):
             address = message.reply_to
             if address is not None:
                 reason = reason_of(decision.error if decision.error is not None else decision.reason or decision.text)
-                await self.mover.outbound.move(self._answer_to(message, address, None, error=reason))
+                await self.mover.outbound.move(await self._answer_to(message, address, None, error=reason))
         await super()._settle(decision, message, span, began)
 
-    def _answer_to(self, message: Message[Any], address: str, answer: object, *, error: str | None = None) -> Outgoing:
-        codec = self._codec_of(message.content_type)
+    async def _answer_to(
+        self, message: Message[Any], address: str, answer: object, *, error: str | None = None
+    ) -> Outgoing:
         try:
-            body, content_type = codec.write(answer)
-        except EncodeError:
+            body, content_type = await self._codecs_of(message.content_type).write_async(answer)
+        except CodecError:
             if error is None:
                 raise
             body, content_type = b"null", "application/json"
@@ -378,7 +384,7 @@ class Responder(Consumer):
             content_type=content_type,
         )
 
-    def _codec_of(self, content_type: str | None) -> Codecs:
+    def _codecs_of(self, content_type: str | None) -> Codecs:
         """What the request was read with; where that writes nothing but bytes, what this connection writes with."""
         try:
             codec = self._codecs.reader_of(content_type)

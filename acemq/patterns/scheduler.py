@@ -11,7 +11,7 @@ import msgspec
 from acemq import ladder
 from acemq.ack import Ack
 from acemq.clock import check_duration
-from acemq.codec import Codec
+from acemq.codec import AnyCodec
 from acemq.connection import Connection
 from acemq.consuming import Consumer
 from acemq.envelope import Envelope, from_millis, to_millis
@@ -40,7 +40,7 @@ REMEMBERED = 10_000
 class ScheduleOptions(TypedDict, total=False):
     """What may be said about one scheduled message; all of it optional."""
 
-    codec: Codec
+    codec: AnyCodec
     """The connection's."""
     content_type: str
     """Picks the codec; for bytes it is only the label."""
