@@ -176,7 +176,7 @@ class Codecs:
         self.content_type = write.content_type
         self.is_async = any(map(is_async, self._read))
         """Some codec of them has to be awaited."""
-        self._wrapping = write if isinstance(write, Wrapping) else None
+        self._wrapping = cast("Wrapping", write) if _wraps(type(write)) else None
 
     @staticmethod
     def default() -> Codecs:
@@ -251,7 +251,10 @@ class Codecs:
 
     def unwrapper_of(self, content_type: str | None) -> AnyCodec | None:
         """What has to take a body apart before it is the sender's bytes."""
-        return next((each for each in self._read if isinstance(each, Wrapping) and each.unwraps(content_type)), None)
+        for codec in self._read:
+            if _wraps(type(codec)) and cast("Wrapping", codec).unwraps(content_type):
+                return codec
+        return None
 
 
 def is_async(codec: AnyCodec | Codecs) -> bool:
@@ -262,6 +265,11 @@ def is_async(codec: AnyCodec | Codecs) -> bool:
 @lru_cache(256)
 def _waits(kind: type[AnyCodec]) -> bool:
     return inspect.iscoroutinefunction(kind.encode) or inspect.iscoroutinefunction(kind.decode)
+
+
+@lru_cache(256)
+def _wraps(kind: type[AnyCodec]) -> bool:
+    return issubclass(kind, Wrapping)
 
 
 def _at_once(made: Any) -> Any:

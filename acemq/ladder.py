@@ -29,9 +29,11 @@ _MILLISECOND = timedelta(milliseconds=1)
 _ON_ITS_WAY = "application/octet-stream"
 _IF_NOT_SAID = "application/json"
 
-NOT_CARRIED = (
-    *("headers", "message_id", "type", "version", "correlation_id", "causation_id", "claim", "envelope"),
-    *("priority", "expires_in", "reply_to", "ordering_key"),
+NOT_CARRIED = frozenset(
+    {
+        *("headers", "message_id", "type", "version", "correlation_id", "causation_id", "claim", "envelope"),
+        *("priority", "expires_in", "reply_to", "ordering_key"),
+    }
 )
 """Options of a publish that the delivery would not show: it has an envelope of its own."""
 
@@ -87,28 +89,35 @@ def carries(delay: timedelta | None, can: Capabilities) -> bool:
 
 def refuse_lost(options: PublishOptions, transport: str) -> None:
     """Refuse what the ladder would not bring to its end."""
-    lost = [name for name in NOT_CARRIED if name in options]
-    lost += [name for name in ("mandatory", "persistent") if not options.get(name, True)]
+    lost = options.keys() & NOT_CARRIED
+    if not options.get("mandatory", True):
+        lost.add("mandatory")
+    if not options.get("persistent", True):
+        lost.add("persistent")
     if lost:
         raise CapabilityError(
             transport,
             "a delayed publish that keeps its envelope and options",
-            f"{lost[0]}= together with delay=",
+            f"{min(lost)}= together with delay=",
             "Put what the consumer has to know into the payload",
         )
 
 
 def rung_for(remaining_ms: int) -> Rung | None:
     """The longest that is not too long; `None`: it is due, within a second."""
-    return next((rung for rung in RUNGS if rung.millis <= remaining_ms), None)
+    for rung in RUNGS:
+        if rung.millis <= remaining_ms:
+            return rung
+    return None
 
 
 def hops(remaining_ms: int) -> int:
     """How many rungs a message passes, if each takes exactly its time."""
     count = 0
     for rung in RUNGS:
-        passed, remaining_ms = divmod(max(remaining_ms, 0), rung.millis)
-        count += passed
+        if remaining_ms >= rung.millis:
+            passed, remaining_ms = divmod(remaining_ms, rung.millis)
+            count += passed
     return count
 
 

@@ -191,8 +191,8 @@ class Outbound:
                 (draft_of(exchange, routing_key, payload, options) for payload in payloads), within
             )
         if options and options.get("delay"):
-            self.check_options(exchange, routing_key, options)
-            if ladder.carries(options.get("delay"), self._can(exchange, routing_key)):
+            can = self.check_options(exchange, routing_key, options)
+            if ladder.carries(options.get("delay"), can):
                 await self._lay_ladder()
         results: list[Receipt | Exception] = []
         drafts = self._drafts(exchange, routing_key, payloads, options)
@@ -459,10 +459,10 @@ class Outbound:
         options: PublishOptions,
         encoded: tuple[bytes, str] | None,
     ) -> Outgoing:
-        self.check_options(exchange, routing_key, options)
+        can = self.check_options(exchange, routing_key, options)
         body, content_type = encoded or self._codecs_of(options).write(payload, options.get("content_type"))
         delay = options.get("delay") or None
-        if delay and ladder.carries(delay, self._can(exchange, routing_key)):
+        if delay is not None and ladder.carries(delay, can):
             now_ms = self._now_ms()
             due_ms = now_ms + delay // timedelta(milliseconds=1)
             waiting = ladder.Waiting(exchange, routing_key, due_ms, content_type)
@@ -520,8 +520,8 @@ class Outbound:
             headers=application,
         )
 
-    def check_options(self, exchange: str, routing_key: str, options: PublishOptions) -> None:
-        """Refuse options that are unknown, bad, or beyond what the target can do; no I/O."""
+    def check_options(self, exchange: str, routing_key: str, options: PublishOptions) -> port.Capabilities:
+        """Refuse options that are unknown, bad, or beyond what the target can do; gives that. No I/O."""
         check_known(options)
         can = self._can(exchange, routing_key)
         if options.get("version", 1) < 1:
@@ -545,7 +545,7 @@ class Outbound:
         elif delay and (can.publish_delay is None or delay > can.publish_delay):
             raise CapabilityError(can.transport, "delayed publishes of this length", f"delay={delay}")
         if not options.get("mandatory", True) or can.unroutable != "unknown" or not exchange:
-            return
+            return can
         raise CapabilityError(
             can.transport, "a word about unroutable messages", "mandatory=True", "Publish with mandatory=False"
         )

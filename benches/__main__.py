@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
-from benches import c_client, costs, imports, memory, million, ordered, peers, rabbitmq
+from benches import c_client, costs, imports, memory, million, ordered, patterns, peers, rabbitmq
 from benches.results import ENOUGH, Results, conclude, summary, write
 from benches.rounds import Measure, Run, run_rounds
 from benches.targets import Target
@@ -102,6 +102,7 @@ RUN: dict[str, Suite] = {
     "rabbitmq": _rabbitmq,
     "memory": _in_process("memory", memory.measures, memory.TARGETS),
     "import": _in_process("import", imports.measures, imports.TARGETS),
+    "patterns": _on_broker("patterns", patterns.measures, patterns.TARGETS),
     "costs": _on_broker("costs", costs.measures, costs.TARGETS),
     "ordered": _on_broker("ordered", ordered.measures, ordered.TARGETS),
     "peers": _on_broker("peers", peers.measures, peers.TARGETS),

@@ -54,7 +54,7 @@ EXPIRES = timedelta(minutes=10)
 PREFETCH = 100
 MOST_WAITING = 10_000
 REMEMBERED = 1_000
-"""Addresses of which was said that they are gone."""
+"""Addresses of which was said that they are gone, and classes of answers."""
 
 _STEP_BACK = 1.0
 """Seconds before a request goes back whose answer the broker did not take."""
@@ -117,6 +117,7 @@ class Requests:
         self.counters = RequestCounters()
         self._connection = connection
         self._waiting: dict[str, asyncio.Future[Message[bytes]]] = {}
+        self._readers: dict[Any, Reader[Any]] = {}
         self._opening = asyncio.Lock()
         self._queue: Queue | None = None
         self._consumer: Consumer | None = None
@@ -132,8 +133,7 @@ class Requests:
     ) -> R:
         began = time.perf_counter()
         self._check(exchange, routing_key, timeout, options)
-        codecs = Codecs.of(options["codec"]) if "codec" in options else self._connection.codecs
-        reader = Reader(codecs, reply)
+        reader = self._reader_of(reply, options)
         identity = options.get("message_id") or new_id()
         if identity in self._waiting:
             raise ConfigurationError(
@@ -163,6 +163,17 @@ class Requests:
             telemetry.requested(routing_key, kind, outcome, time.perf_counter() - began)
             if span is not None:
                 end_span(span, outcome, failure)
+
+    def _reader_of(self, reply: Payload[R], options: RequestOptions) -> Reader[R]:
+        """To make one takes longer than to ask; made once for each class, as long as the codec is the connection's."""
+        if "codec" in options:
+            return Reader(Codecs.of(options["codec"]), reply)
+        reader = self._readers.get(reply)
+        if reader is None:
+            reader = Reader(self._connection.codecs, reply)
+            if len(self._readers) < REMEMBERED:
+                self._readers[reply] = reader
+        return reader
 
     def _check(self, exchange: str, routing_key: str, timeout: timedelta, options: RequestOptions) -> None:
         """Before any I/O, of which the reply queue is the first."""

@@ -54,6 +54,7 @@ class ScheduleOptions(TypedDict, total=False):
     """A new UUID of version 4."""
 
 
+_NOTHING, _MILLISECOND = timedelta(), timedelta(milliseconds=1)
 _OPTIONS = frozenset(ScheduleOptions.__annotations__)
 
 
@@ -146,16 +147,19 @@ class Scheduler:
                 f"a message that is due in {delay.days} days is refused: {FURTHEST.days} days are the most. Let a job "
                 "of your own schedule it when its time is nearer"
             )
-        delay = max(delay, timedelta())
+        if delay < _NOTHING:
+            delay = _NOTHING
+        millis = delay // _MILLISECOND
         # By the ladder's rules also where nothing is waited for, so that every delivery looks alike.
-        given = {**options, "delay": max(delay, timedelta.resolution) if self._has_ladder else delay}
-        await self._connection.publish(exchange, routing_key, payload, **cast("PublishOptions", given))
-        millis = delay // timedelta(milliseconds=1)
-        hops = ladder.hops(millis) if self._has_ladder else None
+        wait = delay or timedelta.resolution if self._has_ladder else delay
+        given = cast("PublishOptions", {**options, "delay": wait})
+        await self._connection.outbound.publish(exchange, routing_key, payload, given)
         self.counters.scheduled += 1
         self._connection.telemetry.scheduled("scheduled")
+        hops = None
         if self._has_ladder:
-            self._count_step("hopped" if ladder.rung_for(millis) else "delivered")
+            hops = ladder.hops(millis)
+            self._count_step("hopped" if hops else "delivered")
         return Scheduled(from_millis(to_millis(now) + millis), hops)
 
     # Moving on
