@@ -471,10 +471,12 @@ class Connection:
         for loop in self._loops:
             loop.cancel()
         try:
-            return await self.consumers.drain(budget)
+            try:
+                return await self.consumers.drain(budget)
+            finally:
+                for ending in self._endings:
+                    await until(self._close_by, ending())
         finally:
-            for ending in self._endings:
-                await until(self._close_by, ending())
             self.outbound.close()
             Gauges.hide(self)
             self._depths.close()

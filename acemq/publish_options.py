@@ -43,7 +43,7 @@ class PublishOptions(TypedDict, total=False):
     expires_in: timedelta
     """After it the message is not handled any more."""
     delay: timedelta
-    """Not before; needs the capability."""
+    """Not before. On RabbitMQ over the ladder of the scheduler, with an envelope of its own."""
     reply_to: str
     """The queue that an answer goes to."""
     ordering_key: str

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any, TypeAlias, TypedDict, TypeVar, cast
 
@@ -296,8 +297,10 @@ class Requests:
         for waiter in self._waiting.values():
             if not waiter.done():
                 waiter.set_exception(ClosedError("the connection was closed before the answer came"))
-        if self._queue is not None:
-            await self._connection.transport.delete(self._queue.name)
+        # Without a link nobody waits for one: RabbitMQ removes the queue by itself after ten minutes.
+        if self._queue is not None and self._connection.state.phase is Phase.CONNECTED:
+            with suppress(AcemqError):
+                await self._connection.transport.delete(self._queue.name)
 
 
 def reply_queue(name: str) -> Queue:

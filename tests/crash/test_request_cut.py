@@ -9,7 +9,8 @@ from datetime import timedelta
 import pytest
 
 import acemq
-from acemq import AceMQ, AcemqError, Message
+from acemq import AceMQ, AcemqError, ClosedError, Message
+from acemq.transport import Phase
 from tests.crash.process import Workers
 from tests.crash.worker import Job
 from tests.proxy import Proxy
@@ -106,4 +107,24 @@ async def test_a_broker_that_is_away_ends_a_request_within_its_time(proxied: str
         with pytest.raises(AcemqError):
             await asking.request("", queue, 1, int, timeout=timedelta(seconds=1))
         assert time.monotonic() - began < 2
-        proxy.refuse(False)
+    proxy.refuse(False)
+
+
+async def test_a_close_without_a_link_does_not_wait_for_its_reply_queue(
+    mq: AceMQ, proxied: str, proxy: Proxy, queue: str
+) -> None:
+    async with mq.respond(queue, int, lambda message: message.reply_to):
+        asking = await acemq.connect(proxied)
+        address = await asking.request("", queue, 1, str)
+        waiting = asyncio.create_task(asking.request("", f"{queue}.dlq", 1, int))
+        await until(lambda: asking.requests.waiting == 1 and asking.state.outstanding == 0)
+        proxy.refuse()
+        proxy.cut()
+        await until(lambda: asking.state.phase is Phase.RECONNECTING)
+        began = time.monotonic()
+        await asking.close()
+        assert time.monotonic() - began < 3
+        with pytest.raises(ClosedError):
+            await waiting
+    proxy.refuse(False)
+    await mq.delete(address)

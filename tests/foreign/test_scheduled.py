@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import acemq
-from acemq import AceMQ, Diagnostic, Topology
+from acemq import AceMQ, Diagnostic, DriftError, Topology
 from tests.foreign.client import Foreign, Refused
 from tests.services import RabbitMQ
 from tests.waiting import until
@@ -89,6 +89,14 @@ async def test_what_another_has_declared_is_used_as_it_is(mq: AceMQ, foreign: Fo
     async with mq.scheduler() as later:
         await later.after(SECOND, "", queue, 1)
         await until(lambda: later.counters.delivered == 1)
+
+
+async def test_a_rung_that_another_has_declared_otherwise_is_refused_by_name(mq: AceMQ, foreign: Foreign) -> None:
+    foreign.delete("acemq.schedule.1m")
+    foreign.declare("acemq.schedule.1m", **rung(61_000))
+    with pytest.raises(DriftError, match=r"acemq\.schedule\.1m.*61000"):
+        await mq.scheduler()
+    foreign.delete("acemq.schedule.1m")
 
 
 async def test_another_client_reads_what_waits_and_where_it_is_to_go(mq: AceMQ, foreign: Foreign, queue: str) -> None:
