@@ -27,6 +27,7 @@ class PrivateConsumer(Consumer):
         self._around = Around(())
 
     def _admit(self, delivery: Delivery) -> Message[Any]:
+        self._foremost = None
         return Message(delivery.body, delivery, self.mover.clock)
 
 
@@ -34,7 +35,6 @@ def options(prefetch: int, concurrency: int) -> ConsumeOptions:
     return {
         "prefetch": prefetch,
         "concurrency": concurrency,
-        "max_deliveries": None,
         "retry": RetryPolicy.forever(first=AGAIN, ceiling=AGAIN).with_jitter(0),
         "declare": False,
     }

@@ -798,8 +798,8 @@ def the_length_of_a_key_id_is_counted_in_characters(patch: Patch) -> None:
             return len(self.decode())
 
     class Text(str):
-        def encode(self, *args: Any) -> bytes:
-            return Counted(str(self).encode())
+        def encode(self, encoding: str = "utf-8", errors: str = "strict") -> bytes:
+            return Counted(str(self).encode(encoding, errors))
 
     current: Any = vars(encryption.Keyring)["current"].fget
     patch.setattr(encryption.Keyring, "current", property(lambda keyring: Text(current(keyring))))
