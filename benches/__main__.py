@@ -19,7 +19,7 @@ from tests.services import CannotBeHad, RabbitMQ
 HERE = Path(__file__).parent
 Suite = Callable[[int, bool, str], Results]
 """Of rounds, whether it is a quick one, and what the names of its measures have in them."""
-SUITES = ("import", "memory", "rabbitmq", "ordered", "costs")
+SUITES = ("import", "memory", "rabbitmq", "ordered", "patterns", "costs")
 ASKED_FOR = ("million", "peers")
 """Suites that take long or need more installed, and run only when they are named."""
 
