@@ -84,7 +84,8 @@ from acemq.patterns.saga import Saga, SagaResult, SagaStep
 from acemq.patterns.scheduler import Scheduled, ScheduleOptions, Scheduler, SchedulerCounters
 from acemq.plan import Finding, Plan
 from acemq.publish_options import PublishOptions
-from acemq.publishing import Publisher, Receipt
+from acemq.publisher import Publisher
+from acemq.publishing import Receipt
 from acemq.pulling import Pulled
 from acemq.receiving import Receiving
 from acemq.retry import Backoff, RetryPolicy

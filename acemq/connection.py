@@ -46,7 +46,8 @@ from acemq.opening import Opening, transport_for
 from acemq.plan import Plan
 from acemq.private import PrivateConsumer
 from acemq.publish_options import PublishOptions
-from acemq.publishing import ANOTHER_LOOP, Outbound, Publisher, Receipt
+from acemq.publisher import Publisher
+from acemq.publishing import ANOTHER_LOOP, Outbound, Receipt
 from acemq.pulling import Pulled, fetch
 from acemq.receiving import Receiving
 from acemq.retry import DEFAULT, RetryPolicy

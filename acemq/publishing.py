@@ -8,7 +8,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from datetime import timedelta
 from itertools import islice
-from typing import TYPE_CHECKING, Generic, TypeVar, Unpack
+from typing import TYPE_CHECKING
 
 import msgspec
 from opentelemetry.trace import Span
@@ -45,8 +45,6 @@ from acemq.transport import Outgoing, Published, PublishResult, Transport
 if TYPE_CHECKING:
     from acemq.interceptors import PublishChain
 
-T_contra = TypeVar("T_contra", contravariant=True)
-
 WINDOW = 500
 """Messages of one batch handed to a transport at a time."""
 
@@ -69,29 +67,6 @@ class Receipt(msgspec.Struct, frozen=True):
     """True; `None` with `mandatory=False`: not asked."""
     took: timedelta
     """From the write to the confirm, so without what was waited for before it, such as a permit."""
-
-
-class Publisher(Generic[T_contra]):
-    """An exchange, a routing key and a payload class, named once. No I/O to make, holds nothing, shared freely."""
-
-    def __init__(self, outbound: Outbound, exchange: str, routing_key: str, options: PublishOptions) -> None:
-        self._outbound, self._exchange, self._routing_key, self._options = outbound, exchange, routing_key, options
-
-    async def publish(
-        self, payload: T_contra, *, routing_key: str | None = None, **options: Unpack[PublishOptions]
-    ) -> Receipt:
-        return await self._outbound.publish(self._exchange, self._key(routing_key), payload, self._with(options))
-
-    async def publish_many(
-        self, payloads: Iterable[T_contra], *, routing_key: str | None = None, **options: Unpack[PublishOptions]
-    ) -> list[Receipt]:
-        return await self._outbound.publish_many(self._exchange, self._key(routing_key), payloads, self._with(options))
-
-    def _key(self, routing_key: str | None) -> str:
-        return self._routing_key if routing_key is None else routing_key
-
-    def _with(self, options: PublishOptions) -> PublishOptions:
-        return {**self._options, **options} if options else self._options
 
 
 class Outbound:
