@@ -14,7 +14,7 @@ from acemq.clock import check_duration
 from acemq.codec import AnyCodec
 from acemq.connection import Connection
 from acemq.consuming import Consumer
-from acemq.envelope import Envelope, from_millis, to_millis
+from acemq.envelope import Envelope, to_millis
 from acemq.errors import CapabilityError, ClosedError, ConfigurationError
 from acemq.headers import HeaderValue
 from acemq.ladder import Waiting
@@ -139,7 +139,7 @@ class Scheduler:
     ) -> Scheduled:
         if self._is_closed:
             raise ClosedError("this scheduler is closed; schedule inside `async with mq.scheduler()`")
-        if unknown := options.keys() - _OPTIONS:
+        if options and (unknown := options.keys() - _OPTIONS):
             raise TypeError(f"unexpected keyword argument {min(unknown)!r}; known: {', '.join(sorted(_OPTIONS))}")
         delay = due - now
         if delay > FURTHEST:
@@ -148,7 +148,7 @@ class Scheduler:
                 "of your own schedule it when its time is nearer"
             )
         if delay < _NOTHING:
-            delay = _NOTHING
+            delay, due = _NOTHING, now
         millis = delay // _MILLISECOND
         # By the ladder's rules also where nothing is waited for, so that every delivery looks alike.
         wait = delay or timedelta.resolution if self._has_ladder else delay
@@ -160,7 +160,7 @@ class Scheduler:
         if self._has_ladder:
             hops = ladder.hops(millis)
             self._count_step("hopped" if hops else "delivered")
-        return Scheduled(from_millis(to_millis(now) + millis), hops)
+        return Scheduled(due, hops)
 
     # Moving on
 
