@@ -363,7 +363,7 @@ class Responder(Consumer):
 
     async def _settle(self, decision: Decision, message: Message[Any], span: Span | None, began: float) -> None:
         """Whatever keeps a request from being answered is said to whoever asked, before it is set aside."""
-        if decision.row.copy in (".dlq", ".parked"):
+        if decision.row.copy in (".dlq", ".parked") and message.delivery not in self._gone:
             self.failed += 1
             address = message.reply_to
             if address is not None:

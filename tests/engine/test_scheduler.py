@@ -305,6 +305,21 @@ async def test_m106_an_exchange_that_is_deleted_meanwhile_keeps_the_message_unti
     assert [each.name for each in diagnostics] == ["acemq.move.failed"]
 
 
+async def test_every_step_is_counted_by_its_outcome(climbing: AceMQ, broker: MemoryBroker, clock: MovableClock) -> None:
+    with patch.object(climbing.telemetry, "scheduled") as counted:
+        async with climbing.scheduler() as later:
+            await later.after(11 * SECOND, "", "due", 1)
+            await climbing.send(SCHEDULE_QUEUE, "foreign")
+            await later.after(SECOND, "", "gone", 1)
+            await clock.advance(14 * SECOND)
+    outcomes = [call.args[0] for call in counted.call_args_list]
+    assert outcomes.count("scheduled") == later.counters.scheduled == 2
+    assert outcomes.count("hopped") == later.counters.hops == 3
+    assert outcomes.count("delivered") == later.counters.delivered == 1
+    assert outcomes.count("foreign") == later.counters.foreign == 1
+    assert outcomes.count("kept") == later.counters.kept == 3
+
+
 async def test_each_change_of_state_is_reported_once(
     climbing: AceMQ, clock: MovableClock, diagnostics: list[Diagnostic]
 ) -> None:
