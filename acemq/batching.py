@@ -160,7 +160,7 @@ class BatchConsumer(Consumer):
         batch: Batch[Any] = work
         CURRENT.set(None)  # of this worker, which may have been started from within a handler
         if self._reader.is_async:
-            batch = Batch([message for message in batch if await self._fetch(message)])
+            batch = Batch([message for message in batch if await self._fetch_payload(message)])
             if not batch:
                 return
             self._running[task] = batch

@@ -361,7 +361,7 @@ class Responder(Consumer):
         await sleep(self.mover.clock, _STEP_BACK)  # or it would be handled again and again while the broker refuses
         return Ack.release()
 
-    async def _settle(self, decision: Decision, message: Message[Any], span: Span | None, began: float) -> None:
+    async def _settle(self, decision: Decision, message: Message[Any], span: Span | None, began: float) -> bool:
         """Whatever keeps a request from being answered is said to whoever asked, before it is set aside."""
         if decision.row.copy in (".dlq", ".parked") and message.delivery not in self._gone:
             self.failed += 1
@@ -369,7 +369,7 @@ class Responder(Consumer):
             if address is not None:
                 reason = reason_of(decision.error if decision.error is not None else decision.reason or decision.text)
                 await self.mover.outbound.move(await self._answer_to(message, address, None, error=reason))
-        await super()._settle(decision, message, span, began)
+        return await super()._settle(decision, message, span, began)
 
     async def _answer_to(
         self, message: Message[Any], address: str, answer: object, *, error: str | None = None

@@ -434,3 +434,21 @@ async def test_two_services_one_of_which_has_no_store_park_what_they_cannot_read
     await mq.send(queue, BIG)
     async with acemq.connect(url) as plain, plain.consume(queue, str, lambda message: None) as consumer:
         await until(lambda: consumer.counters.parked == 1)
+
+
+async def test_an_ordered_queue_has_its_payloads_and_waits_for_a_store_that_is_down(
+    mq: AceMQ, store: Store, name: str
+) -> None:
+    got = list[str]()
+
+    async def book(message: Message[str]) -> None:
+        got.append(message.payload[:1])
+
+    ledger = await mq.ordered(name, str).partitions(1).keyed_by(lambda text: "one").declare()
+    for number in range(3):
+        await ledger.send(f"{number}" + "x" * 200)
+    store.down = 1
+    async with ledger.consume(book):
+        await until(lambda: got == ["0", "1", "2"], within=15)
+    for suffix in (".0", ".0.dlq", ".0.parked"):
+        await mq.delete(f"{name}{suffix}")
