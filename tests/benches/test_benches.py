@@ -294,5 +294,5 @@ def _measure(name: str) -> Measure:
 def test_an_unknown_suite_is_refused_before_anything_runs(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         benches.main(["redis"])
-    known = "import, memory, rabbitmq, ordered, costs, million, peers"
+    known = "import, memory, rabbitmq, ordered, patterns, costs, million, peers"
     assert f"unknown suite 'redis'; known: {known}" in capsys.readouterr().err
