@@ -7,12 +7,27 @@ from acemq import blocking
 from acemq.ack import Ack
 from acemq.batching import Batch, BatchHandler
 from acemq.blocking import BlockingConsumer, BlockingMQ, BlockingPulled, BlockingReplay
+from acemq.claim_check import ClaimCheckCodec, ClaimStore, FileClaimStore, MemoryClaimStore
 from acemq.clock import Clock, MovableClock, SystemClock
-from acemq.codec import BytesCodec, Codec, Codecs, JsonCodec, MsgpackCodec, Payload, PayloadType, TextCodec, one_of
+from acemq.codec import (
+    AnyCodec,
+    AsyncCodec,
+    BytesCodec,
+    Codec,
+    Codecs,
+    JsonCodec,
+    MsgpackCodec,
+    Payload,
+    PayloadType,
+    TextCodec,
+    one_of,
+)
 from acemq.connect_options import ConnectOptions
 from acemq.connection import Connection
 from acemq.consume_options import ConsumeOptions
 from acemq.consuming import Consumer, ConsumerState
+from acemq.draft import Draft
+from acemq.encryption import EncryptedCodec, Keyring
 from acemq.envelope import Envelope
 from acemq.errors import (
     AcemqError,
@@ -20,11 +35,13 @@ from acemq.errors import (
     BatchPublishError,
     BlockedError,
     CapabilityError,
+    ClaimStoreError,
     ClosedError,
     CodecError,
     ConfigurationError,
     ConnectionFailedError,
     DecodeError,
+    DecryptError,
     DriftError,
     EncodeError,
     FatalError,
@@ -40,6 +57,8 @@ from acemq.errors import (
     PublishingPausedError,
     PublishRefusedError,
     ReplayError,
+    RequestTimeoutError,
+    ResponderError,
     RouteError,
     SecurityError,
     TopologyError,
@@ -49,7 +68,7 @@ from acemq.gate import WhenBlocked
 from acemq.groups import ConsumerGroup
 from acemq.headers import HeaderValue
 from acemq.health import Health, HealthPart
-from acemq.interceptors import ConsumeInterceptor, Draft, PublishInterceptor
+from acemq.interceptors import ConsumeInterceptor, PublishInterceptor
 from acemq.message import Handled, Handler, Message, SetAside, current_message
 from acemq.mq import AceMQ, connect
 from acemq.opening import Opening
@@ -59,10 +78,14 @@ from acemq.patterns.ordered.partition import Halt, OrderedCounters, PartitionFai
 from acemq.patterns.ordered.queue import OrderedQueue
 from acemq.patterns.pipeline import Pipeline, PipelineCounters, RunningPipeline, SlipForm, StepOptions
 from acemq.patterns.replay import Replay, ReplayResult, StopReason
+from acemq.patterns.request_reply import RequestCounters, RequestOptions, Responder, Responding
 from acemq.patterns.routing_slip import Itinerary, Route, RoutingSlip, Stop
+from acemq.patterns.saga import Saga, SagaResult, SagaStep
+from acemq.patterns.scheduler import Scheduled, ScheduleOptions, Scheduler, SchedulerCounters
 from acemq.plan import Finding, Plan
 from acemq.publish_options import PublishOptions
-from acemq.publishing import Publisher, Receipt
+from acemq.publisher import Publisher
+from acemq.publishing import Receipt
 from acemq.pulling import Pulled
 from acemq.receiving import Receiving
 from acemq.retry import Backoff, RetryPolicy
@@ -80,7 +103,9 @@ __all__ = [
     "AceMQ",
     "AcemqError",
     "Ack",
+    "AnyCodec",
     "ApplyMode",
+    "AsyncCodec",
     "AuthenticationError",
     "Backoff",
     "Batch",
@@ -94,6 +119,9 @@ __all__ = [
     "BytesCodec",
     "Capabilities",
     "CapabilityError",
+    "ClaimCheckCodec",
+    "ClaimStore",
+    "ClaimStoreError",
     "Clock",
     "ClosedError",
     "Codec",
@@ -113,14 +141,17 @@ __all__ = [
     "CredentialsSource",
     "Declaration",
     "DecodeError",
+    "DecryptError",
     "Depth",
     "Diagnostic",
     "Draft",
     "Drained",
     "DriftError",
     "EncodeError",
+    "EncryptedCodec",
     "Envelope",
     "FatalError",
+    "FileClaimStore",
     "Finding",
     "Halt",
     "Handled",
@@ -132,8 +163,10 @@ __all__ = [
     "HealthPart",
     "Itinerary",
     "JsonCodec",
+    "Keyring",
     "LogContext",
     "LoopError",
+    "MemoryClaimStore",
     "Message",
     "MessageTooLargeError",
     "MissingExtraError",
@@ -167,11 +200,24 @@ __all__ = [
     "Replay",
     "ReplayError",
     "ReplayResult",
+    "RequestCounters",
+    "RequestOptions",
+    "RequestTimeoutError",
+    "Responder",
+    "ResponderError",
+    "Responding",
     "RetryPolicy",
     "Route",
     "RouteError",
     "RoutingSlip",
     "RunningPipeline",
+    "Saga",
+    "SagaResult",
+    "SagaStep",
+    "ScheduleOptions",
+    "Scheduled",
+    "Scheduler",
+    "SchedulerCounters",
     "SecurityError",
     "SetAside",
     "SlipForm",

@@ -159,6 +159,11 @@ class BatchConsumer(Consumer):
     async def _handle(self, work: Any, task: asyncio.Task[Any]) -> None:
         batch: Batch[Any] = work
         CURRENT.set(None)  # of this worker, which may have been started from within a handler
+        if self._reader.is_async:
+            batch = Batch([message for message in batch if await self._fetch_payload(message)])
+            if not batch:
+                return
+            self._running[task] = batch
         telemetry, chain = self._telemetry, self._around.chain
         watched = telemetry.tracing or telemetry.metering
         spans: dict[Message[Any], Span] = {}

@@ -21,9 +21,10 @@ from acemq.connect_options import ConnectOptions
 from acemq.consume_options import ConsumeOptions
 from acemq.consuming import Consumer, ConsumerState
 from acemq.crossing import Crossing, LoopThread
+from acemq.draft import Draft
 from acemq.errors import ClosedError, LoopError
 from acemq.health import Health
-from acemq.interceptors import ConsumeInterceptor, Draft, PublishInterceptor
+from acemq.interceptors import ConsumeInterceptor, PublishInterceptor
 from acemq.message import Message
 from acemq.mq import AceMQ
 from acemq.patterns.replay import HOLD, Replay, ReplayResult

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import inspect
 import typing
-from collections.abc import Mapping
-from typing import Any, Generic, Protocol, TypeAlias, TypeVar, cast, overload
+from collections.abc import Awaitable, Mapping
+from functools import lru_cache
+from typing import Any, Generic, Protocol, TypeAlias, TypeVar, cast, overload, runtime_checkable
 
 import msgspec
 
-from acemq.errors import ConfigurationError, DecodeError, EncodeError, HandlerTypeError
+from acemq.errors import ClaimStoreError, ConfigurationError, DecodeError, EncodeError, HandlerTypeError
 
 T = TypeVar("T")
 A = TypeVar("A")
@@ -30,6 +32,32 @@ class Codec(Protocol):
     def can_decode(self, content_type: str | None) -> bool: ...
     def encode(self, payload: object) -> bytes: ...
     def decode(self, body: bytes, into: Any) -> Any: ...
+
+
+class AsyncCodec(Protocol):
+    """The same for what has to wait, such as for a store. It may also raise `ClaimStoreError`, which is retried."""
+
+    @property
+    def content_type(self) -> str: ...
+    def can_decode(self, content_type: str | None) -> bool: ...
+    async def encode(self, payload: object) -> bytes: ...
+    async def decode(self, body: bytes, into: Any) -> Any: ...
+
+
+AnyCodec: TypeAlias = Codec | AsyncCodec
+
+
+@runtime_checkable
+class Wrapping(Protocol):
+    """What a codec that wraps another one has besides: it is given `bytes` payloads too, which others never see."""
+
+    def unwraps(self, content_type: str | None) -> bool:
+        """Whether a body of this content type is given to it where the payload class is `bytes`."""
+        ...
+
+    def label(self, content_type: str) -> str:
+        """The content type of what it has made of a `bytes` payload of this content type."""
+        ...
 
 
 class JsonCodec:
@@ -129,7 +157,7 @@ class BytesCodec:
         return True
 
     def encode(self, payload: object) -> bytes:
-        body = _as_bytes(payload)
+        body = as_bytes(payload)
         if body is None:
             raise EncodeError(f"{OCTETS} carries bytes, not {type(payload).__name__}")
         return body
@@ -143,9 +171,12 @@ class BytesCodec:
 class Codecs:
     """Writes with one codec, reads with several: the content type picks the first that reads it."""
 
-    def __init__(self, write: Codec, *also_read: Codec) -> None:
+    def __init__(self, write: AnyCodec, *also_read: AnyCodec) -> None:
         self._write, self._read = write, (write, *also_read)
         self.content_type = write.content_type
+        self.is_async = any(map(is_async, self._read))
+        """Some codec of them has to be awaited."""
+        self._wrapping = cast("Wrapping", write) if _wraps(type(write)) else None
 
     @staticmethod
     def default() -> Codecs:
@@ -153,10 +184,10 @@ class Codecs:
         return Codecs(JsonCodec(), TextCodec(), MsgpackCodec(), BytesCodec())
 
     @staticmethod
-    def of(codec: Codec | Codecs) -> Codecs:
+    def of(codec: AnyCodec | Codecs) -> Codecs:
         return codec if isinstance(codec, Codecs) else Codecs(codec)
 
-    def with_codec(self, codec: Codec) -> Codecs:
+    def with_codec(self, codec: AnyCodec) -> Codecs:
         """Also reads what `codec` reads, before the others."""
         return Codecs(self._write, codec, *self._read[1:])
 
@@ -164,27 +195,48 @@ class Codecs:
         return any(codec.can_decode(content_type) for codec in self._read)
 
     def encode(self, payload: object) -> bytes:
-        return self._write.encode(payload)
+        return cast("bytes", _at_once(self._write.encode(payload)))
 
     def decode(self, body: bytes, into: Any) -> Any:
-        return self._write.decode(body, into)
+        return _at_once(self._write.decode(body, into))
 
     def write(self, payload: object, content_type: str | None = None) -> tuple[bytes, str]:
-        """The body and its content type. Bytes travel as they are, whatever the codec."""
-        raw = _as_bytes(payload)
-        if raw is not None:
-            return raw, content_type or OCTETS
-        if content_type is None:
-            return self._write.encode(payload), self.content_type
-        return self._writer_of(content_type).encode(payload), content_type
+        """The body and its content type. Bytes travel as they are, whatever the codec, unless it is one that wraps."""
+        codec, label = self._writer(payload, content_type)
+        if codec is None:
+            raw = as_bytes(payload)
+            assert raw is not None
+            return raw, label
+        return _at_once(codec.encode(payload)), label
 
-    def _writer_of(self, content_type: str) -> Codec:
+    async def write_async(self, payload: object, content_type: str | None = None) -> tuple[bytes, str]:
+        """The same where a codec has to be awaited."""
+        codec, label = self._writer(payload, content_type)
+        if codec is None or not _waits(type(codec)):
+            return self.write(payload, content_type)
+        try:
+            return await cast("AsyncCodec", codec).encode(payload), label
+        except (EncodeError, ClaimStoreError):
+            raise
+        except Exception as error:
+            raise EncodeError(f"{type(payload).__name__} cannot be written: {type(error).__name__}: {error}") from error
+
+    def _writer(self, payload: object, content_type: str | None) -> tuple[AnyCodec | None, str]:
+        """What writes it, and the content type to be; `None` for bytes, which are their own body."""
+        if isinstance(payload, bytes | bytearray | memoryview):
+            label = content_type or OCTETS
+            return (None, label) if self._wrapping is None else (self._write, self._wrapping.label(label))
+        if content_type is None:
+            return self._write, self.content_type
+        return self._writer_of(content_type), content_type
+
+    def _writer_of(self, content_type: str) -> AnyCodec:
         for codec in self._read:
             if media_type(codec.content_type) != OCTETS and codec.can_decode(content_type):
                 return codec
         raise ConfigurationError(f"content_type={content_type!r}: no codec of this connection writes it")
 
-    def reader_of(self, content_type: str | None) -> Codec:
+    def reader_of(self, content_type: str | None) -> AnyCodec:
         """The codec that reads this content type; `DecodeError` when none does, or its charset is not UTF-8."""
         charset = _charset_of(content_type)
         if charset not in (None, "utf-8", "utf8", "us-ascii"):
@@ -196,6 +248,36 @@ class Codecs:
             if media_type(content_type) == OCTETS and codec.can_decode(content_type):
                 return codec
         raise DecodeError(f"no codec reads {content_type!r}", content_type=content_type)
+
+    def unwrapper_of(self, content_type: str | None) -> AnyCodec | None:
+        """What has to take a body apart before it is the sender's bytes."""
+        for codec in self._read:
+            if _wraps(type(codec)) and cast("Wrapping", codec).unwraps(content_type):
+                return codec
+        return None
+
+
+def is_async(codec: AnyCodec | Codecs) -> bool:
+    """Whether it has to be awaited."""
+    return codec.is_async if isinstance(codec, Codecs) else _waits(type(codec))
+
+
+@lru_cache(256)
+def _waits(kind: type[AnyCodec]) -> bool:
+    return inspect.iscoroutinefunction(kind.encode) or inspect.iscoroutinefunction(kind.decode)
+
+
+@lru_cache(256)
+def _wraps(kind: type[AnyCodec]) -> bool:
+    return issubclass(kind, Wrapping)
+
+
+def _at_once(made: Any) -> Any:
+    """What a codec made, which cannot be waited for here."""
+    if inspect.iscoroutine(made):
+        made.close()
+        raise ConfigurationError("this codec has to be awaited, and can not be wrapped by one that is not")
+    return made
 
 
 class PayloadType(Generic[T]):
@@ -252,11 +334,9 @@ class Reader(Generic[T]):
             self._into = Any  # what the codec makes by itself: dicts, lists, numbers
         for into in self._names.values() if self._names else (self._into,):
             check_payload(into)
-        self._by_type: dict[str | None, Codec] = {}
-
-    @property
-    def is_raw(self) -> bool:
-        return self._into is bytes
+        self._by_type: dict[str | None, AnyCodec | None] = {}
+        self.is_async = codecs.is_async
+        """Then `read_async` is to be asked."""
 
     @property
     def by_name(self) -> bool:
@@ -265,24 +345,44 @@ class Reader(Generic[T]):
 
     def read(self, body: bytes, content_type: str | None, envelope_type: str = "") -> T:
         """The payload. Raises `DecodeError`, and nothing else, whatever the bytes are."""
-        if self._into is bytes:
-            return body  # type: ignore[return-value]  # pyright: ignore[reportReturnType]
-        into = self._into
-        if self._names is not None:
-            into = self._names.get(envelope_type)
-            if into is None:
-                raise DecodeError(f"envelope type {envelope_type!r} is none of {sorted(self._names)}")
-        codec = self._by_type.get(content_type)
+        into = self._into if self._names is None else self._named(envelope_type)
+        codec = self._by_type[content_type] if content_type in self._by_type else self._choose(content_type)
         if codec is None:
-            codec = self._codecs.reader_of(content_type)
-            if len(self._by_type) < 64:  # a sender that invents content types must not fill our memory
-                self._by_type[content_type] = codec
+            return body  # type: ignore[return-value]  # pyright: ignore[reportReturnType]
         try:
-            return codec.decode(body, into)  # type: ignore[no-any-return]
+            return cast("T", codec.decode(body, into))
         except DecodeError:
             raise
         except Exception as error:  # a codec from outside: whatever it raises, the message is the one at fault
             raise DecodeError(f"{type(error).__name__}: {error}", content_type=content_type) from error
+
+    async def read_async(self, body: bytes, content_type: str | None, envelope_type: str = "") -> T:
+        """The same where a codec has to be awaited. `ClaimStoreError`: its store could not be reached."""
+        into = self._into if self._names is None else self._named(envelope_type)
+        codec = self._by_type[content_type] if content_type in self._by_type else self._choose(content_type)
+        if codec is None or not _waits(type(codec)):
+            return self.read(body, content_type, envelope_type)
+        try:
+            return await cast("Awaitable[T]", codec.decode(body, into))
+        except (DecodeError, ClaimStoreError):
+            raise
+        except Exception as error:
+            raise DecodeError(f"{type(error).__name__}: {error}", content_type=content_type) from error
+
+    def _named(self, envelope_type: str) -> Any:
+        assert self._names is not None
+        into = self._names.get(envelope_type)
+        if into is None:
+            raise DecodeError(f"envelope type {envelope_type!r} is none of {sorted(self._names)}")
+        return into
+
+    def _choose(self, content_type: str | None) -> AnyCodec | None:
+        """What decodes it; `None`: the body is the payload."""
+        raw = self._into is bytes
+        codec = self._codecs.unwrapper_of(content_type) if raw else self._codecs.reader_of(content_type)
+        if len(self._by_type) < 64:  # a sender that invents content types must not fill our memory
+            self._by_type[content_type] = codec
+        return codec
 
 
 def check_payload(into: Any) -> None:
@@ -309,7 +409,7 @@ def _unresolved(into: Any, error: NameError) -> str:
     return f"{_name_of(into)} names a type that can not be imported at run time: {error}"
 
 
-def _as_bytes(payload: object) -> bytes | None:
+def as_bytes(payload: object) -> bytes | None:
     if isinstance(payload, bytes):
         return payload
     if isinstance(payload, bytearray):

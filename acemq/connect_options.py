@@ -7,7 +7,7 @@ from datetime import timedelta
 from typing import Any, TypedDict
 
 from acemq.clock import Clock, check_duration
-from acemq.codec import Codec
+from acemq.codec import AnyCodec
 from acemq.errors import ConfigurationError
 from acemq.gate import WhenBlocked
 from acemq.interceptors import ConsumeInterceptor, PublishInterceptor
@@ -22,7 +22,7 @@ class ConnectOptions(TypedDict, total=False):
 
     name: str
     """acemq; the first half of the origin, `{name}@{host}`."""
-    codec: Codec
+    codec: AnyCodec
     """`Codecs.default()`."""
     retry: RetryPolicy
     """Five attempts after waits of 1, 2, 4 and 8 s."""

@@ -14,13 +14,16 @@ from typing import Any, Self, TypeVar, Unpack
 
 from msgspec.structs import replace
 
+from acemq import private
+from acemq.ack import Ack
 from acemq.batching import Batch, BatchConsumer, BatchHandler, check_batches
 from acemq.clock import SYSTEM, Clock, check_duration
-from acemq.codec import Codec, Codecs, Payload, PayloadType, Reader
+from acemq.codec import AnyCodec, Codecs, Payload, PayloadType, Reader
 from acemq.connect_options import ConnectOptions, check_connect
 from acemq.consume_options import ConsumeOptions, check_options, check_policy, check_prefetch, warn_of_limit
 from acemq.consumers import Consumers
 from acemq.consuming import Consumer
+from acemq.draft import Draft
 from acemq.errors import (
     AcemqError,
     ClosedError,
@@ -34,23 +37,35 @@ from acemq.gate import WhenBlocked
 from acemq.groups import ConsumerGroup, check_size
 from acemq.handling import Call, check_handler
 from acemq.health import Checks, Health, HealthPart
-from acemq.interceptors import ConsumeInterceptor, Draft, Interceptors, PublishInterceptor
+from acemq.interceptors import ConsumeInterceptor, Interceptors, PublishInterceptor
 from acemq.lacking import refuse_lacking
 from acemq.leasing import Leases
 from acemq.mapping import public_error
-from acemq.message import Handler
+from acemq.message import Handler, Message
 from acemq.moving import Mover
 from acemq.opening import Opening, transport_for
 from acemq.plan import Plan
+from acemq.private import PrivateConsumer
 from acemq.publish_options import PublishOptions
-from acemq.publishing import ANOTHER_LOOP, Outbound, Publisher, Receipt
-from acemq.pulling import Pulled
+from acemq.publisher import Publisher
+from acemq.publishing import ANOTHER_LOOP, Outbound, Receipt
+from acemq.pulling import Pulled, fetch
 from acemq.receiving import Receiving
 from acemq.retry import DEFAULT, RetryPolicy
 from acemq.stats import Depths, QueueStats
-from acemq.stopping import Drained, Stop
+from acemq.stopping import Drained, Stop, until
 from acemq.telemetry import CONNECTION_LOST, CONNECTION_RECOVERED, Diagnostic, Gauges, Reading, Reporter, Telemetry
-from acemq.topology import Topology, TopologyMode, check_name, dead_letters_of, latest, parked_of, rungs, set_aside
+from acemq.topology import (
+    SCHEDULE,
+    Topology,
+    TopologyMode,
+    check_name,
+    dead_letters_of,
+    latest,
+    parked_of,
+    rungs,
+    set_aside,
+)
 from acemq.transport import Adviser, ApplyMode, Capabilities, Depth, Kind, Phase, Transport, TransportState
 
 log = logging.getLogger("acemq")
@@ -91,6 +106,7 @@ class Connection:
             telemetry=self.telemetry,
             origin=self.origin,
             timeout=options.get("publish_timeout", timedelta(seconds=10)),
+            lay_ladder=self.lay_ladder,
             max_outstanding=options.get("max_outstanding", 1_000),
             correlate=options.get("correlate", True),
             when_blocked=options.get("when_blocked", WhenBlocked.REFUSE),
@@ -109,6 +125,8 @@ class Connection:
         self._lost = False
         self._topology = options.get("topology", TopologyMode.CREATE)
         self._declared = Topology()
+        self._laying, self._has_ladder = asyncio.Lock(), False
+        self._endings: list[Callable[[], Awaitable[object]]] = []
         self._stop = Stop()
         self._close_by: float | None = None
 
@@ -287,7 +305,7 @@ class Connection:
         return Opening(f"{size} consumers of {queue!r}", open_group, lambda group: group.close())
 
     def receive(
-        self, queue: str, payload: Payload[T], *, prefetch: int = 20, codec: Codec | None = None
+        self, queue: str, payload: Payload[T], *, prefetch: int = 20, codec: AnyCodec | None = None
     ) -> Opening[Receiving[T]]:
         """Messages of `queue` as they come, at most `prefetch` unsettled, each held until it is settled by hand.
 
@@ -314,7 +332,7 @@ class Connection:
         return Opening(f"receiving from {queue!r}", open_receiving, lambda receiving: receiving.close())
 
     async def pull(
-        self, queue: str, payload: Payload[T], *, wait: timedelta = timedelta(0), codec: Codec | None = None
+        self, queue: str, payload: Payload[T], *, wait: timedelta = timedelta(0), codec: AnyCodec | None = None
     ) -> Pulled[T] | None:
         """One message, held until one of its verbs settles it; `None` when none came within `wait`.
 
@@ -330,7 +348,7 @@ class Connection:
         *,
         most: int = 10,
         wait: timedelta = timedelta(0),
-        codec: Codec | None = None,
+        codec: AnyCodec | None = None,
     ) -> list[Pulled[T]]:
         """Up to `most` (1–1,000) held messages: what is there when the first has come, after at most `wait`."""
         self._check_usable()
@@ -346,7 +364,10 @@ class Connection:
             raise public_error(error) from error
         if self._leases is not None:
             self._leases.keep(deliveries)
-        return [Pulled(delivery, reader, mover, self.clock) for delivery in deliveries]
+        pulled = [Pulled(delivery, reader, mover, self.clock) for delivery in deliveries]
+        if reader.is_async:
+            await fetch(pulled)
+        return pulled
 
     # Topology
 
@@ -456,7 +477,11 @@ class Connection:
         for loop in self._loops:
             loop.cancel()
         try:
-            return await self.consumers.drain(budget)
+            try:
+                return await self.consumers.drain(budget)
+            finally:
+                for ending in self._endings:
+                    await until(self._close_by, ending())
         finally:
             self.outbound.close()
             Gauges.hide(self)
@@ -549,6 +574,34 @@ class Connection:
         routes = self.transport.capabilities_of("queue", queue).dead_letter_routes
         beside = set_aside(home or queue, exchanges=routes)
         return beside | rungs(queue, (policy or self.retry).rungs()) if routes else beside
+
+    def private(
+        self,
+        queue: str,
+        handler: Callable[[Message[bytes]], Awaitable[Ack | None]],
+        *,
+        prefetch: int,
+        concurrency: int = 1,
+    ) -> Opening[Consumer]:
+        """Whatever comes to a queue of the library's own, as bytes. Nothing is declared, and nothing is set aside."""
+        return self.consumer_of(PrivateConsumer, queue, bytes, handler, private.options(prefetch, concurrency))
+
+    @property
+    def makes_topology(self) -> bool:
+        """False: what the library needs by itself is somebody else's to make."""
+        return self._topology is TopologyMode.CREATE
+
+    def at_end(self, ending: Callable[[], Awaitable[object]]) -> None:
+        """Call this when the consumers have stopped and the link is still there; bounded by what is left of a close."""
+        self._endings.append(ending)
+
+    async def lay_ladder(self) -> None:
+        """See to the queues over which delayed messages go where the broker cannot delay; once."""
+        if not self._has_ladder:
+            async with self._laying:
+                if not self._has_ladder:
+                    await self.provide(SCHEDULE)
+                    self._has_ladder = True
 
     async def provide(self, topology: Topology) -> None:
         """See to what the library needs by itself, in the way that the connection's `topology=` says.

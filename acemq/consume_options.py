@@ -8,7 +8,7 @@ from datetime import timedelta
 from typing import Any, Literal, TypedDict
 
 from acemq.clock import check_duration
-from acemq.codec import Codec
+from acemq.codec import AnyCodec
 from acemq.errors import CapabilityError, ConfigurationError
 from acemq.handling import is_async
 from acemq.headers import HeaderValue
@@ -54,7 +54,7 @@ class ConsumeOptions(TypedDict, total=False):
     """The queue whose `.dlq` and `.parked` take what is given up; the queue itself."""
     interceptors: Sequence[ConsumeInterceptor]
     """After the connection's."""
-    codec: Codec
+    codec: AnyCodec
     """The connection's."""
     name: str
     """The consumer's name on the broker, stable over recovery; `{origin}/{queue}/{number}`."""

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import time
 from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any, TypeAlias, TypeVar
 
 from acemq.consuming import Consumer
+from acemq.private import PrivateConsumer
 from acemq.receiving import Receiving
 from acemq.settling import ConsumerCounters
 from acemq.stopping import Drained
@@ -60,17 +62,27 @@ class Consumers:
         return sum((each.counters for each in self if each.queue == queue), self._gone.get(queue, ConsumerCounters()))
 
     async def drain(self, budget: timedelta) -> Drained:
-        """All at once. One that fails while closing does not keep the others open."""
-        stops = [asyncio.ensure_future(consumer.drain(budget)) for consumer in self]
+        """All at once, and then what their handlers may have waited for. One that fails does not keep others open."""
+        end = time.monotonic() + budget.total_seconds()
+        drained = Drained()
         try:
-            results = await asyncio.gather(*stops, return_exceptions=True)
-        except asyncio.CancelledError:
-            if stops:
-                await asyncio.wait(stops, timeout=1)
-            raise
+            drained = await _drained([each for each in self if not isinstance(each, PrivateConsumer)], budget)
         finally:
+            left = timedelta(seconds=max(end - time.monotonic(), 0))
+            drained = drained + await _drained([each for each in self if isinstance(each, PrivateConsumer)], left)
             self._open.clear()
-        return sum((_or_unfinished(result) for result in results), Drained())
+        return drained
+
+
+async def _drained(consumers: list[AnyConsumer], budget: timedelta) -> Drained:
+    stops = [asyncio.ensure_future(consumer.drain(budget)) for consumer in consumers]
+    try:
+        results = await asyncio.gather(*stops, return_exceptions=True)
+    except asyncio.CancelledError:
+        if stops:
+            await asyncio.wait(stops, timeout=1)
+        raise
+    return sum((_or_unfinished(result) for result in results), Drained())
 
 
 def _or_unfinished(result: Drained | BaseException) -> Drained:

@@ -21,7 +21,7 @@ from acemq.ack import ACCEPT, Ack, Verdict
 from acemq.codec import Reader
 from acemq.consume_options import MAX_DELIVERIES, ConsumeOptions
 from acemq.envelope import to_millis
-from acemq.errors import AcemqError, DecodeError
+from acemq.errors import AcemqError, ClaimStoreError, DecodeError
 from acemq.handling import Call, in_time
 from acemq.holding import Holding
 from acemq.interceptors import Around, ConsumeChain, tell_listeners
@@ -310,7 +310,7 @@ class Consumer:
     async def _handle(self, work: Any, task: asyncio.Task[Any]) -> None:
         delivery: Delivery = work
         message = self._admit(delivery)
-        if message is None:
+        if message is None or (self._reader.is_async and not await self._fetch_payload(message)):
             return
         answer, span, began = await self._ask(message, task)
         if self.state is ConsumerState.CLOSED:
@@ -346,7 +346,10 @@ class Consumer:
             self._gone.discard(delivery)
 
     def _admit(self, delivery: Delivery) -> Message[Any] | None:
-        """The message for the handler. `None`: it is not for a handler, and is settled beside."""
+        """The message for the handler. `None`: it is not for a handler, and is settled beside.
+
+        Where a codec has to be awaited it has no payload yet, and `_fetch_payload` gives it one.
+        """
         admitted = self._examine(delivery)
         if isinstance(admitted, Message):
             return admitted
@@ -359,9 +362,35 @@ class Consumer:
         if unfit is not None:
             return unfit
         try:
-            return Message(self._decode(delivery), delivery, self._clock)
+            payload = None if self._reader.is_async else self._decode(delivery)
+            return Message(payload, delivery, self._clock)
         except DecodeError as error:
             return set_aside(Case.UNDECODABLE, error)
+
+    async def _fetch_payload(self, message: Message[Any]) -> bool:
+        """Give the message its payload. False: it has none, and is set aside, or tried again, beside."""
+        delivery = message.delivery
+        failure = await self._fill(message)
+        if isinstance(failure, DecodeError):
+            self._set_aside(set_aside(Case.UNDECODABLE, failure), delivery)
+        elif failure is not None:
+            self._set_aside(self._decide(failure, message), delivery)
+        elif delivery not in self._gone:
+            return True
+        else:
+            self._gone.discard(delivery)  # the broker has taken it back meanwhile: it comes again
+        return False
+
+    async def _fill(self, message: Message[Any]) -> DecodeError | ClaimStoreError | None:
+        """What keeps the message from having its payload, where a codec has to be awaited for it."""
+        delivery = message.delivery
+        if delivery.fault is not None:
+            return DecodeError(delivery.fault, content_type=delivery.content_type)
+        try:
+            message.fill(await self._reader.read_async(delivery.body, delivery.content_type, message.type))
+        except (DecodeError, ClaimStoreError) as failure:
+            return failure
+        return None
 
     def _set_aside(self, unfit: Decision, delivery: Delivery) -> None:
         message: Message[Any] = Message(None, delivery, self._clock)

@@ -25,10 +25,14 @@ AcemqError
 │   └── BatchPublishError               some of a batch did not get through  .results .confirmed .failed .safe_to_resend
 ├── CodecError
 │   ├── EncodeError                     a payload that cannot be written
+│   ├── ClaimStoreError                 a store could not be reached; tried again
 │   └── DecodeError (also FatalError)   a body that cannot be read           .content_type
+│       └── DecryptError                it cannot be decrypted               .key_id
 ├── FatalError                          never retried; handlers may raise it
 │   └── RouteError                      a routing slip that cannot be followed
-└── HandlerTimeoutError (TimeoutError)  a handler that ran over its limit    .after
+├── HandlerTimeoutError (TimeoutError)  a handler that ran over its limit    .after
+├── RequestTimeoutError (TimeoutError)  no answer came within the limit      .message_id .after
+└── ResponderError                      the answer is that it failed         .reason
 
 A transport hands up `TransportError`s (`acemq.transport`), which the engine turns into these.
 """
@@ -48,11 +52,13 @@ __all__ = [
     "BatchPublishError",
     "BlockedError",
     "CapabilityError",
+    "ClaimStoreError",
     "ClosedError",
     "CodecError",
     "ConfigurationError",
     "ConnectionFailedError",
     "DecodeError",
+    "DecryptError",
     "DriftError",
     "EncodeError",
     "FatalError",
@@ -68,6 +74,8 @@ __all__ = [
     "PublishRefusedError",
     "PublishingPausedError",
     "ReplayError",
+    "RequestTimeoutError",
+    "ResponderError",
     "RouteError",
     "SecurityError",
     "TopologyError",
@@ -272,6 +280,12 @@ class EncodeError(CodecError):
     outcome = "refused"
 
 
+class ClaimStoreError(CodecError):
+    """The store that keeps large payloads could not be reached. Nothing was sent; a delivery is retried."""
+
+    outcome = "refused"
+
+
 class FatalError(AcemqError):
     """Will fail however often it is tried. Raised in a handler, the message goes to its dead letters at once."""
 
@@ -284,6 +298,14 @@ class DecodeError(CodecError, FatalError):
         super().__init__(text)
 
 
+class DecryptError(DecodeError):
+    """A body that no key of the keyring opens, whatever the reason. `key_id` is what it says of itself, if it does."""
+
+    def __init__(self, text: str, *, key_id: str | None = None, content_type: str | None = None) -> None:
+        self.key_id = key_id
+        super().__init__(text, content_type=content_type)
+
+
 class RouteError(FatalError):
     """A routing slip that is missing, finished, malformed or leads nowhere."""
 
@@ -294,3 +316,19 @@ class HandlerTimeoutError(AcemqError, TimeoutError):
     def __init__(self, after: timedelta) -> None:
         self.after = after
         super().__init__(f"timed out after {after.total_seconds():g} s")
+
+
+class RequestTimeoutError(AcemqError, TimeoutError):
+    """No answer came in time. Whether the work was done, nobody knows."""
+
+    def __init__(self, text: str, *, message_id: str, after: timedelta) -> None:
+        self.message_id, self.after = message_id, after
+        super().__init__(text)
+
+
+class ResponderError(AcemqError):
+    """Whoever was asked has failed, and says so. The request lies in its dead letters."""
+
+    def __init__(self, reason: str) -> None:
+        self.reason = reason
+        super().__init__(f"the responder failed: {reason}")

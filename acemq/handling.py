@@ -23,13 +23,13 @@ class Call:
 
     def __init__(self, handler: Callable[[Any], Any], pool: Executor) -> None:
         self.name = name_of(handler)
-        self._handler, self._pool = handler, pool
+        self.handler, self.pool = handler, pool
         self._leaving = False
         self._async = is_async(handler)
 
     def __call__(self, given: Any) -> Awaitable[object]:
         """`given`: the one argument of the handler, a message or a batch."""
-        return self._handler(given) if self._async else self._in_thread(given)
+        return self.handler(given) if self._async else self._in_thread(given)
 
     def leave_threads(self) -> None:
         """From now on a cancelled call no longer waits for its thread, which nothing can cancel."""
@@ -37,7 +37,7 @@ class Call:
 
     async def _in_thread(self, given: Any) -> object:
         context = copy_context()
-        thread = asyncio.get_running_loop().run_in_executor(self._pool, lambda: context.run(self._handler, given))
+        thread = asyncio.get_running_loop().run_in_executor(self.pool, lambda: context.run(self.handler, given))
         cancelled: asyncio.CancelledError | None = None
         while not thread.done():
             try:

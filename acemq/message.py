@@ -65,6 +65,10 @@ class Message(Generic[T_co]):
     def payload(self) -> T_co:
         return self._payload
 
+    def fill(self, payload: Any) -> None:
+        """For the engine: the payload that had to be waited for."""
+        self._payload = payload
+
     @property
     def envelope(self) -> Envelope:
         if self._envelope is None:

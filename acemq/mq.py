@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import TYPE_CHECKING, TypeVar, Unpack
 
 from acemq.codec import Payload
 from acemq.connect_options import ConnectOptions
 from acemq.connection import Connection
+from acemq.consume_options import ConsumeOptions
 from acemq.crossing import Crossing
 from acemq.envelope import Envelope
 from acemq.opening import Opening
-from acemq.patterns import routing_slip
+from acemq.patterns import request_reply, routing_slip
 from acemq.patterns.ordered.described import Ordered
 from acemq.patterns.pipeline import Pipeline
 from acemq.patterns.replay import Replay
+from acemq.patterns.request_reply import RequestCounters, RequestOptions, Requests, Responder, Responding
 from acemq.patterns.routing_slip import Itinerary, RoutingSlip
+from acemq.patterns.scheduler import Scheduler
 from acemq.publish_options import PublishOptions
 from acemq.publishing import Receipt
 from acemq.topology import check_name
@@ -23,10 +27,15 @@ if TYPE_CHECKING:
     from acemq.blocking import BlockingMQ
 
 T = TypeVar("T")
+R = TypeVar("R")
 
 
 class AceMQ(Connection):
     """A connection with a door to each pattern."""
+
+    def __init__(self, url: str, **options: Unpack[ConnectOptions]) -> None:
+        super().__init__(url, **options)
+        self._requests = Requests(self)
 
     def ordered(self, name: str, payload: Payload[T]) -> Ordered[T]:
         """A queue whose messages are in order by key, over many processes; describe it, then declare it."""
@@ -59,6 +68,45 @@ class AceMQ(Connection):
     def replay(self, queue: str) -> Replay:
         """Put the messages of a dead-letter or parked queue back where they came from; describe how, then run it."""
         return Replay(self, check_name("queue", queue))
+
+    def scheduler(self) -> Opening[Scheduler]:
+        """Deliver messages later. On RabbitMQ it also moves on what is due, for every service of the broker.
+
+        Opening declares the ladder there: `DriftError` when the broker has one of its queues with other arguments.
+        """
+        return Scheduler(self).opening()
+
+    async def request(
+        self,
+        exchange: str,
+        routing_key: str,
+        payload: object,
+        reply: Payload[R],
+        *,
+        timeout: timedelta = request_reply.TIMEOUT,
+        **options: Unpack[RequestOptions],
+    ) -> R:
+        """Ask, and return the answer as a `reply`.
+
+        `RequestTimeoutError` after `timeout` says nothing about whether the work was done; `ResponderError` has the
+        text of what went wrong over there; `DecodeError`: the answer is no `reply`. What cannot be published raises as
+        a publish does, at once when no queue takes it.
+        """
+        return await self._requests.ask(exchange, routing_key, payload, reply, timeout, options)
+
+    def respond(
+        self, queue: str, payload: Payload[T], handler: Responding[T], **options: Unpack[ConsumeOptions]
+    ) -> Opening[Responder]:
+        """Answer each request of `queue` with what `handler` returns; options as of a consumer, but for `retry`.
+
+        An exception is told to whoever asked, and its request goes to the dead letters after this one attempt.
+        """
+        return request_reply.responder(self, queue, payload, handler, options)
+
+    @property
+    def requests(self) -> RequestCounters:
+        """What has become of the requests of this connection."""
+        return self._requests.counters
 
 
 def connect(url: str, **options: Unpack[ConnectOptions]) -> Opening[AceMQ]:

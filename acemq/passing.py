@@ -9,7 +9,8 @@ from opentelemetry.trace import Span
 from acemq.telemetry import end_span, within_span
 
 if TYPE_CHECKING:
-    from acemq.interceptors import Draft, PublishChain
+    from acemq.draft import Draft
+    from acemq.interceptors import PublishChain
     from acemq.publishing import Receipt
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from datetime import timedelta
 from typing import TypedDict, cast
 
-from acemq.codec import Codec
+from acemq.codec import AnyCodec
 from acemq.envelope import Envelope
 from acemq.headers import HeaderValue
 
@@ -30,7 +30,7 @@ class PublishOptions(TypedDict, total=False):
     """The application's own word about where a body lies; the library never reads it."""
     envelope: Envelope
     """Instead of the seven above; together they are refused."""
-    codec: Codec
+    codec: AnyCodec
     """The connection's."""
     content_type: str
     """Picks the codec; for bytes it is only the label."""
@@ -43,7 +43,7 @@ class PublishOptions(TypedDict, total=False):
     expires_in: timedelta
     """After it the message is not handled any more."""
     delay: timedelta
-    """Not before; needs the capability."""
+    """Not before. On RabbitMQ over the ladder of the scheduler, with an envelope of its own."""
     reply_to: str
     """The queue that an answer goes to."""
     ordering_key: str

@@ -5,18 +5,20 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from datetime import timedelta
 from itertools import islice
-from typing import TYPE_CHECKING, Generic, TypeVar, Unpack
+from typing import TYPE_CHECKING
 
 import msgspec
 from opentelemetry.trace import Span
 
 from acemq import headers as h
+from acemq import ladder
 from acemq import transport as port
 from acemq.clock import SYSTEM, Clock, check_duration
 from acemq.codec import Codecs
+from acemq.draft import Draft, draft_of
 from acemq.envelope import Envelope, to_millis, write
 from acemq.errors import (
     AcemqError,
@@ -37,13 +39,11 @@ from acemq.passing import Passing
 from acemq.permits import Permits
 from acemq.publish_options import SAID_BY_ENVELOPE, PublishOptions, check_known
 from acemq.telemetry import Telemetry, end_span
-from acemq.topology import check_key, check_name
+from acemq.topology import SCHEDULE_EXCHANGE, check_key, check_name
 from acemq.transport import Outgoing, Published, PublishResult, Transport
 
 if TYPE_CHECKING:
-    from acemq.interceptors import Draft, PublishChain
-
-T_contra = TypeVar("T_contra", contravariant=True)
+    from acemq.interceptors import PublishChain
 
 WINDOW = 500
 """Messages of one batch handed to a transport at a time."""
@@ -69,29 +69,6 @@ class Receipt(msgspec.Struct, frozen=True):
     """From the write to the confirm, so without what was waited for before it, such as a permit."""
 
 
-class Publisher(Generic[T_contra]):
-    """An exchange, a routing key and a payload class, named once. No I/O to make, holds nothing, shared freely."""
-
-    def __init__(self, outbound: Outbound, exchange: str, routing_key: str, options: PublishOptions) -> None:
-        self._outbound, self._exchange, self._routing_key, self._options = outbound, exchange, routing_key, options
-
-    async def publish(
-        self, payload: T_contra, *, routing_key: str | None = None, **options: Unpack[PublishOptions]
-    ) -> Receipt:
-        return await self._outbound.publish(self._exchange, self._key(routing_key), payload, self._with(options))
-
-    async def publish_many(
-        self, payloads: Iterable[T_contra], *, routing_key: str | None = None, **options: Unpack[PublishOptions]
-    ) -> list[Receipt]:
-        return await self._outbound.publish_many(self._exchange, self._key(routing_key), payloads, self._with(options))
-
-    def _key(self, routing_key: str | None) -> str:
-        return self._routing_key if routing_key is None else routing_key
-
-    def _with(self, options: PublishOptions) -> PublishOptions:
-        return {**self._options, **options} if options else self._options
-
-
 class Outbound:
     """The one way out of a connection: for what the application publishes and for the library's own copies."""
 
@@ -103,13 +80,16 @@ class Outbound:
         telemetry: Telemetry,
         origin: str,
         timeout: timedelta,
+        lay_ladder: Callable[[], Awaitable[None]],
         max_outstanding: int = 1_000,
         correlate: bool = True,
         when_blocked: WhenBlocked = WhenBlocked.REFUSE,
         clock: Clock = SYSTEM,
     ) -> None:
+        """`lay_ladder` sees to the queues over which delayed publishes go where the broker cannot delay."""
         self._transport, self._codecs, self._telemetry, self._clock = transport, codecs, telemetry, clock
-        self._origin, self._timeout, self._correlate = origin, timeout, correlate
+        self._lay_ladder = lay_ladder
+        self._origin, self.timeout, self.correlate = origin, timeout, correlate
         self.permits = Permits(max_outstanding, lambda: transport.state.outstanding)
         self.gate = Gate(when_blocked, clock)
         self.chain: PublishChain | None = None
@@ -145,12 +125,15 @@ class Outbound:
     ) -> Receipt:
         """`own`: a hop of the library's, which goes on while the application has paused publishing."""
         self._check_usable()
-        within = options.get("timeout", self._timeout) if options else self._timeout
+        within = options.get("timeout", self.timeout) if options else self.timeout
         transaction = self._transaction(options) if options and "transaction" in options else None
-        if self.chain is not None:
-            draft = self.chain.draft(exchange, routing_key, payload, options)
+        if self.chain is not None or self._codecs_of(options).is_async:
+            check_duration("timeout", within)
+            draft = draft_of(exchange, routing_key, payload, options)
             return await self._publish_draft(draft, within, own, transaction)
         outgoing = self.draft(exchange, routing_key, payload, options)
+        if outgoing.exchange == SCHEDULE_EXCHANGE:
+            await self._lay_ladder()
         telemetry = self._telemetry
         span = self._open_span(outgoing) if telemetry.tracing else None
         result, took = await self._through(outgoing, within, span, own, transaction)
@@ -177,13 +160,19 @@ class Outbound:
             raise ConfigurationError(
                 "message_id and envelope belong to one message; publish_many gives each its own id"
             )
-        within = options.get("timeout", self._timeout) if options else self._timeout
+        within = options.get("timeout", self.timeout) if options else self.timeout
         if options and "transaction" in options:
             return await self._publish_many_in(self._transaction(options), exchange, routing_key, payloads, options)
-        if (chain := self.chain) is not None:
+        if self.chain is not None or self._codecs_of(options).is_async:
+            self._check_place(exchange, routing_key)
+            self.check_options(exchange, routing_key, options or {})
             return await self.publish_batch(
-                (chain.draft(exchange, routing_key, payload, options) for payload in payloads), within
+                (draft_of(exchange, routing_key, payload, options) for payload in payloads), within
             )
+        if options and options.get("delay"):
+            can = self.check_options(exchange, routing_key, options)
+            if ladder.carries(options.get("delay"), can):
+                await self._lay_ladder()
         results: list[Receipt | Exception] = []
         drafts = self._drafts(exchange, routing_key, payloads, options)
         while True:
@@ -210,16 +199,16 @@ class Outbound:
         payloads: Iterable[object],
         options: PublishOptions,
     ) -> list[Receipt]:
-        """In the caller's transaction, so many rows a statement; one by one where hooks want to see each."""
+        """In the caller's transaction, so many rows a statement; one by one where hooks or the codec want each."""
         results: list[Receipt | Exception] = []
-        if self.chain is not None:
+        if self.chain is not None or self._codecs_of(options).is_async:
             for payload in payloads:
                 try:
                     results.append(await self.publish(exchange, routing_key, payload, options))
                 except AcemqError as error:
                     results.append(error)
             return _all_through(results)
-        within = options.get("timeout", self._timeout)
+        within = options.get("timeout", self.timeout)
         drafts = self._drafts(exchange, routing_key, payloads, options)
         while window := list(islice(drafts, WINDOW)):
             results.extend(await self._publish_window(window, within, transaction=transaction))
@@ -301,7 +290,7 @@ class Outbound:
         self._check_usable()
         if self.gate.is_paused:
             raise PublishingPausedError(PAUSED)
-        within = self._timeout if timeout is None else check_duration("timeout", timeout)
+        within = self.timeout if timeout is None else check_duration("timeout", timeout)
         results: list[Receipt | Exception] = []
         drafts = iter(messages)
         while True:
@@ -371,13 +360,25 @@ class Outbound:
         """Open the span, ask the hooks, and only then encode. What is refused here is counted as refused."""
         draft, telemetry = passing.draft, self._telemetry
         began, trace_headers = time.perf_counter(), dict[str, HeaderValue]()
+        self._check_place(draft.exchange, draft.routing_key)
+        self.check_options(draft.exchange, draft.routing_key, draft.given)
         draft.complete(self.envelope, self._codecs)
         where = draft.exchange, draft.routing_key
         if telemetry.tracing:
             passing.span, trace_headers = telemetry.draft_span(*where, draft.envelope)
         try:
             await passing.before()
-            outgoing = self.draft(draft.exchange, draft.routing_key, draft.payload, draft.options())
+            climbs = draft.delay and ladder.carries(draft.delay, self._can(draft.exchange, draft.routing_key))
+            options = draft.options_without_envelope() if climbs else draft.options()
+            codecs, encoded = self._codecs_of(options), None
+            if codecs.is_async:
+                # What is wrong with the rest is found before a store is asked.
+                self._check_place(draft.exchange, draft.routing_key)
+                self.check_options(draft.exchange, draft.routing_key, options)
+                encoded = await codecs.write_async(draft.payload, options.get("content_type"))
+            outgoing = self.draft(draft.exchange, draft.routing_key, draft.payload, options, encoded)
+            if outgoing.exchange == SCHEDULE_EXCHANGE:
+                await self._lay_ladder()
         except BaseException as error:
             if telemetry.metering:
                 took = time.perf_counter() - began
@@ -403,11 +404,11 @@ class Outbound:
         taken = 0
         while taken < len(batch) and self.permits.take_now():
             taken += 1
-        if not taken and not (taken := await self.permits.take_some(len(batch), self._timeout)):
-            return (PublishResult(Published.REFUSED, port.TimedOut(self.permits.shortage(self._timeout))),)
+        if not taken and not (taken := await self.permits.take_some(len(batch), self.timeout)):
+            return (PublishResult(Published.REFUSED, port.TimedOut(self.permits.shortage(self.timeout))),)
         some = batch[:taken]
         try:
-            results = await self._transport.publish(some, within=self._timeout)
+            results = await self._transport.publish(some, within=self.timeout)
         except AcemqError as error:
             self.permits.give(taken)
             outcome = Published.REFUSED if isinstance(error, ClosedError) else Published.FAILED
@@ -421,20 +422,24 @@ class Outbound:
     # Encoding
 
     def draft(
-        self, exchange: str, routing_key: str, payload: object, options: PublishOptions | None = None
+        self,
+        exchange: str,
+        routing_key: str,
+        payload: object,
+        options: PublishOptions | None = None,
+        encoded: tuple[bytes, str] | None = None,
     ) -> Outgoing:
-        """The message as it will stand on the wire. Refuses bad arguments and what cannot be encoded; no I/O."""
-        check_key("routing key", routing_key)
-        if exchange:
-            check_name("exchange", exchange)
-        elif not routing_key:
-            raise ConfigurationError("the queue name is empty; send() names the queue that takes the message")
+        """The message as it will stand on the wire. Refuses bad arguments and what cannot be encoded; no I/O.
+
+        `encoded`: body and content type, where a codec had to be awaited for them.
+        """
+        self._check_place(exchange, routing_key)
         if options:
-            return self._draft_with(exchange, routing_key, payload, options)
+            return self._draft_with(exchange, routing_key, payload, options, encoded)
         body, content_type = self._codecs.write(payload)
         identity = new_id()
         correlation, causation = identity, None
-        handled = CURRENT.get() if self._correlate else None
+        handled = CURRENT.get() if self.correlate else None
         if handled is not None:
             correlation, causation = handled.correlation_id, handled.id
         return Outgoing(
@@ -453,11 +458,33 @@ class Outbound:
             content_type=content_type,
         )
 
-    def _draft_with(self, exchange: str, routing_key: str, payload: object, options: PublishOptions) -> Outgoing:
-        self.check_options(exchange, routing_key, options)
+    def _check_place(self, exchange: str, routing_key: str) -> None:
+        check_key("routing key", routing_key)
+        if exchange:
+            check_name("exchange", exchange)
+        elif not routing_key:
+            raise ConfigurationError("the queue name is empty; send() names the queue that takes the message")
+
+    def _codecs_of(self, options: PublishOptions | None) -> Codecs:
+        return Codecs.of(options["codec"]) if options and "codec" in options else self._codecs
+
+    def _draft_with(
+        self,
+        exchange: str,
+        routing_key: str,
+        payload: object,
+        options: PublishOptions,
+        encoded: tuple[bytes, str] | None,
+    ) -> Outgoing:
+        can = self.check_options(exchange, routing_key, options)
+        body, content_type = encoded or self._codecs_of(options).write(payload, options.get("content_type"))
+        delay = options.get("delay") or None
+        if delay is not None and ladder.carries(delay, can):
+            now_ms = self._now_ms()
+            due_ms = now_ms + delay // timedelta(milliseconds=1)
+            waiting = ladder.Waiting(exchange, routing_key, due_ms, content_type)
+            return ladder.onward(waiting, body, now_ms=now_ms, origin=self._origin)
         headers = self._headers_with(routing_key, options)
-        codecs = Codecs.of(options["codec"]) if "codec" in options else self._codecs
-        body, content_type = codecs.write(payload, options.get("content_type"))
         expires_in = options.get("expires_in")
         if expires_in is not None and not self._transport.capabilities.expiry:
             headers[h.EXPIRES_AT] = self._now_ms() + expires_in // timedelta(milliseconds=1)
@@ -472,7 +499,7 @@ class Outbound:
             reply_to=options.get("reply_to"),
             mandatory=options.get("mandatory", True),
             persistent=options.get("persistent", True),
-            delay=options.get("delay") or None,
+            delay=delay,
             expires_in=expires_in,
             priority=options.get("priority"),
             ordering_key=options.get("ordering_key"),
@@ -495,7 +522,7 @@ class Outbound:
         application = h.check_application(options["headers"]) if "headers" in options else None
         identity = options.get("message_id") or new_id()
         correlation, causation = options.get("correlation_id"), options.get("causation_id")
-        handled = CURRENT.get() if self._correlate and correlation is None and causation is None else None
+        handled = CURRENT.get() if self.correlate and correlation is None and causation is None else None
         if handled is not None:
             correlation, causation = handled.correlation_id, handled.id
         return write(
@@ -510,10 +537,10 @@ class Outbound:
             headers=application,
         )
 
-    def check_options(self, exchange: str, routing_key: str, options: PublishOptions) -> None:
-        """Refuse options that are unknown, bad, or beyond what the target can do; no I/O."""
+    def check_options(self, exchange: str, routing_key: str, options: PublishOptions) -> port.Capabilities:
+        """Refuse options that are unknown, bad, or beyond what the target can do; gives that. No I/O."""
         check_known(options)
-        can = self._transport.capabilities_of("exchange", exchange) if exchange else self._can_queue(routing_key)
+        can = self._can(exchange, routing_key)
         if options.get("version", 1) < 1:
             raise ConfigurationError(f"version={options.get('version')} must be 1 or more")
         priority = options.get("priority")
@@ -530,16 +557,19 @@ class Outbound:
         if "expires_in" in options:
             check_duration("expires_in", options["expires_in"])
         delay = check_duration("delay", options["delay"], zero=True) if "delay" in options else None
-        if delay and (can.publish_delay is None or delay > can.publish_delay):
+        if ladder.carries(delay, can):
+            ladder.refuse_lost(options, can.transport)
+        elif delay and (can.publish_delay is None or delay > can.publish_delay):
             raise CapabilityError(can.transport, "delayed publishes of this length", f"delay={delay}")
         if not options.get("mandatory", True) or can.unroutable != "unknown" or not exchange:
-            return
+            return can
         raise CapabilityError(
             can.transport, "a word about unroutable messages", "mandatory=True", "Publish with mandatory=False"
         )
 
-    def _can_queue(self, queue: str) -> port.Capabilities:
-        return self._transport.capabilities_of("queue", queue)
+    def _can(self, exchange: str, routing_key: str) -> port.Capabilities:
+        can = self._transport.capabilities_of
+        return can("exchange", exchange) if exchange else can("queue", routing_key)
 
     # One publish
 

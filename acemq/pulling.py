@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Sequence
 from datetime import timedelta
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from acemq.ack import Ack
 from acemq.clock import Clock
 from acemq.codec import Reader
-from acemq.errors import ClosedError
+from acemq.errors import ClosedError, CodecError
 from acemq.message import Message
 from acemq.moving import GivenBack, Mover
 from acemq.settling import decide
@@ -20,24 +22,35 @@ T_co = TypeVar("T_co", covariant=True)
 class Pulled(Message[T_co]):
     """A held message. Each verb settles it, once, by the table of outcomes, and waits for what that takes.
 
-    `payload` is decoded at its first use and raises `DecodeError` there. Held messages go back when the connection
-    closes.
+    `payload` is decoded at its first use and raises `DecodeError` there, or `ClaimStoreError`. Held messages go back
+    when the connection closes.
     """
 
-    __slots__ = ("_decoded", "_mover", "_reader", "_settled")
+    __slots__ = ("_decoded", "_mover", "_reader", "_settled", "_unreadable")
 
     def __init__(self, delivery: Delivery, reader: Reader[T_co], mover: Mover, clock: Clock) -> None:
         super().__init__(None, delivery, clock)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
         self._reader, self._mover = reader, mover
         self._decoded = self._settled = False
+        self._unreadable: CodecError | None = None
 
     @property
     def payload(self) -> T_co:
+        if self._unreadable is not None:
+            raise self._unreadable
         if not self._decoded:
             kind = self.envelope.type if self._reader.by_name else ""
             self._payload = self._reader.read(self.body, self.content_type, kind)
             self._decoded = True
         return self._payload
+
+    async def fetch(self) -> None:
+        """For the engine, where a codec has to be awaited: decode it now. What that raises is raised by `payload`."""
+        try:
+            self._payload = await self._reader.read_async(self.body, self.content_type, self.envelope.type)
+            self._decoded = True
+        except CodecError as error:
+            self._unreadable = error
 
     async def accept(self) -> bool:
         """True once it took effect.
@@ -73,3 +86,13 @@ class Pulled(Message[T_co]):
             self._settled = False  # cancelled before it took effect: still in hand
             raise
         return held and handled.landed
+
+
+async def fetch(pulled: Sequence[Pulled[Any]]) -> None:
+    """Decode all of them; cancelled meanwhile, none is held any more."""
+    try:
+        for each in pulled:
+            await each.fetch()
+    except BaseException:
+        await asyncio.shield(asyncio.gather(*(each.release() for each in pulled)))
+        raise

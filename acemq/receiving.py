@@ -113,7 +113,10 @@ class Receiving(AsyncIterator[Pulled[T_co]], Generic[T_co]):
         ready = self._holding.ready
         while not self._stop.is_asked:
             if ready and not self._holding.paused:
-                return Pulled(ready.popleft(), self._reader, self.mover, self.mover.clock)
+                pulled = Pulled(ready.popleft(), self._reader, self.mover, self.mover.clock)
+                if self._reader.is_async:
+                    await self._fetch(pulled)
+                return pulled
             turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._turns.append(turn)
             try:
@@ -123,6 +126,15 @@ class Receiving(AsyncIterator[Pulled[T_co]], Generic[T_co]):
                     self._wake(1)  # it was somebody's turn, and now it is another's
                 raise
         raise StopAsyncIteration
+
+    async def _fetch(self, pulled: Pulled[T_co]) -> None:
+        try:
+            await pulled.fetch()
+        except BaseException:
+            # It was not handed out: it is the next one's, in its place.
+            self._holding.ready.appendleft(pulled.delivery)
+            self._wake(1)
+            raise
 
     def _wake(self, wanted: int) -> None:
         while wanted and self._turns:

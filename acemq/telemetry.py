@@ -60,6 +60,10 @@ LISTENER_FAILED = "acemq.interceptor.failed"
 REPLAY_STOPPED = "acemq.replay.stopped"
 PARTITION_HALTED = "acemq.partition.halted"
 OWNER_CHANGED = "acemq.partition.owner.changed"
+REPLY_UNDELIVERED = "acemq.reply.undelivered"
+SAGA_COMPENSATING = "acemq.saga.compensating"
+SAGA_UNRESOLVED = "acemq.saga.unresolved"
+SCHEDULE_FOREIGN = "acemq.schedule.foreign.message"
 
 _LEVELS = {"info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 
@@ -89,7 +93,7 @@ class Telemetry:
         self.tracing = _is_sdk(tracer_provider)
         self.metering = _is_sdk(meter_provider)
         self._system = _SYSTEMS.get(transport, transport)
-        self._tracer = tracer_provider.get_tracer(SCOPE)
+        self.tracer = tracer_provider.get_tracer(SCOPE)
         self.meter_provider = meter_provider
         meter = meter_provider.get_meter(SCOPE)
         self._publish_duration = meter.create_histogram("acemq.publish.duration", "s")
@@ -105,6 +109,9 @@ class Telemetry:
         self._run_duration = meter.create_histogram("acemq.pipeline.run.duration", "s")
         self._run_total = meter.create_counter("acemq.pipeline.run.total")
         self._replays = meter.create_counter("acemq.replay.total")
+        self._request_duration = meter.create_histogram("acemq.request.duration", "s")
+        self._request_total = meter.create_counter("acemq.request.total")
+        self._schedules = meter.create_counter("acemq.schedule.total")
         self._settled = meter.create_counter("acemq.settle.total")
         self._transport = transport
 
@@ -112,7 +119,7 @@ class Telemetry:
 
     def publish_span(self, exchange: str, routing_key: str, headers: dict[str, HeaderValue]) -> Span:
         """Open the producer's span and write its trace context into `headers`."""
-        span = self._tracer.start_span(
+        span = self.tracer.start_span(
             f"{exchange or routing_key} publish",
             kind=SpanKind.PRODUCER,
             attributes={
@@ -156,7 +163,7 @@ class Telemetry:
     def process_span(self, queue: str, envelope: Envelope, headers: Headers) -> Span:
         """Open the consumer's span, child of the publish that the headers name."""
         carrier = {name: value for name in ("traceparent", "tracestate") if (value := h.text(headers.get(name)))}
-        return self._tracer.start_span(
+        return self.tracer.start_span(
             f"{queue} process",
             context=_W3C.extract(carrier),
             kind=SpanKind.CONSUMER,
@@ -173,7 +180,7 @@ class Telemetry:
 
     def batch_span(self, queue: str, of: Sequence[Span]) -> Span:
         """Open the span of a handler that is given many messages: a trace of its own, linked to the spans of each."""
-        return self._tracer.start_span(
+        return self.tracer.start_span(
             f"{queue} process batch",
             context=Context(),
             kind=SpanKind.CONSUMER,
@@ -234,6 +241,50 @@ class Telemetry:
     def replayed(self, queue: str, target: str, outcome: str, count: int) -> None:
         if self.metering and count:
             self._replays.add(count, {"queue": queue, "target": target, "outcome": outcome})
+
+    def request_span(self, exchange: str, routing_key: str, identity: str, type: str) -> Span:
+        """Open the span of a request, parent of its publish; its correlation is its own id."""
+        return self.tracer.start_span(
+            f"{exchange or routing_key} request",
+            kind=SpanKind.CLIENT,
+            attributes={
+                "messaging.system": self._system,
+                "messaging.destination.name": exchange or routing_key,
+                "messaging.operation": "request",
+                "messaging.message.id": identity,
+                "messaging.message.conversation_id": identity,
+                "messaging.acemq.message_type": type,
+            },
+        )
+
+    def requested(self, routing_key: str, type: str, outcome: str, seconds: float) -> None:
+        if self.metering:
+            tags = {"routing.key": routing_key, "message.type": type, "outcome": outcome}
+            self._request_duration.record(seconds, tags)
+            self._request_total.add(1, tags)
+
+    def scheduled(self, outcome: str) -> None:
+        if self.metering:
+            self._schedules.add(1, {"outcome": outcome})
+
+
+class SagaSpans:
+    """The spans of a saga, which needs no connection and has its process's tracer then."""
+
+    def __init__(self, tracer: trace.Tracer) -> None:
+        self._tracer = tracer
+
+    @staticmethod
+    def of(telemetry: Telemetry | None) -> SagaSpans | None:
+        """`None` without an SDK."""
+        if telemetry is not None:
+            return SagaSpans(telemetry.tracer) if telemetry.tracing else None
+        provider = trace.get_tracer_provider()
+        return SagaSpans(provider.get_tracer(SCOPE)) if _is_sdk(provider) else None
+
+    def span(self, what: str, name: str) -> AbstractContextManager[Span]:
+        """`saga place-order`, `step take-payment`, `undo take-payment`; an error that leaves it is recorded on it."""
+        return self._tracer.start_as_current_span(f"{what} {name}")
 
 
 class Reading(msgspec.Struct, frozen=True):
@@ -356,10 +407,16 @@ def within_span(span: Span | None) -> AbstractContextManager[object]:
     return trace.use_span(span, record_exception=False, set_status_on_exception=False)
 
 
+def fail_span(span: Span, error: BaseException | None) -> None:
+    """It went wrong, whatever it returns."""
+    if error is not None:
+        span.record_exception(error)
+    span.set_status(_FAILED)
+
+
 def end_batch_span(span: Span, answer: object) -> None:
     if isinstance(answer, BaseException):
-        span.record_exception(answer)
-        span.set_status(_FAILED)
+        fail_span(span, answer)
     span.end()
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
-from benches import c_client, costs, imports, memory, million, ordered, peers, rabbitmq
+from benches import c_client, costs, imports, memory, million, ordered, patterns, peers, rabbitmq
 from benches.results import ENOUGH, Results, conclude, summary, write
 from benches.rounds import Measure, Run, run_rounds
 from benches.targets import Target
@@ -19,7 +19,7 @@ from tests.services import CannotBeHad, RabbitMQ
 HERE = Path(__file__).parent
 Suite = Callable[[int, bool, str], Results]
 """Of rounds, whether it is a quick one, and what the names of its measures have in them."""
-SUITES = ("import", "memory", "rabbitmq", "ordered", "costs")
+SUITES = ("import", "memory", "rabbitmq", "ordered", "patterns", "costs")
 ASKED_FOR = ("million", "peers")
 """Suites that take long or need more installed, and run only when they are named."""
 
@@ -102,6 +102,7 @@ RUN: dict[str, Suite] = {
     "rabbitmq": _rabbitmq,
     "memory": _in_process("memory", memory.measures, memory.TARGETS),
     "import": _in_process("import", imports.measures, imports.TARGETS),
+    "patterns": _on_broker("patterns", patterns.measures, patterns.TARGETS),
     "costs": _on_broker("costs", costs.measures, costs.TARGETS),
     "ordered": _on_broker("ordered", ordered.measures, ordered.TARGETS),
     "peers": _on_broker("peers", peers.measures, peers.TARGETS),

@@ -14,6 +14,7 @@ TITLES = {
     "rabbitmq": "RabbitMQ",
     "ordered": "Ordered queues on RabbitMQ",
     "million": "A million messages",
+    "patterns": "Patterns",
     "memory": "The memory transport",
     "import": "Import",
     "peers": "Other libraries on RabbitMQ",

@@ -238,6 +238,16 @@ DIAGNOSTICS = {
     ),
     telemetry.OWNER_CHANGED: ("info", "this process has begun to consume a partition, or has lost it to another"),
     telemetry.REPLAY_STOPPED: ("info", "a replay has ended, why, and after how many"),
+    telemetry.REPLY_UNDELIVERED: (
+        "warning",
+        "an answer found no reply queue: whoever asked is gone. Said once for each address",
+    ),
+    telemetry.SAGA_COMPENSATING: ("warning", "a saga has failed, or was stopped; what it had done is being undone"),
+    telemetry.SAGA_UNRESOLVED: ("error", "a step of a saga could not be undone; somebody has to do it by hand"),
+    telemetry.SCHEDULE_FOREIGN: (
+        "error",
+        "a message in the scheduler's control queue does not say where it is to go, or when; it was dropped",
+    ),
 }
 
 
@@ -269,6 +279,9 @@ METRICS = {
     "acemq.pipeline.run.duration": "the age of a message when its run through a pipeline ended",
     "acemq.pipeline.run.total": "runs that ended, by outcome",
     "acemq.replay.total": "messages replayed, put back, failed",
+    "acemq.request.duration": "from a request to its answer, or to its end without one",
+    "acemq.request.total": "requests, by outcome: answered, timed out, failed",
+    "acemq.schedule.total": "messages scheduled here; on the ladder also those moved on, by what became of them",
     "acemq.settle.total": "what the broker was told of deliveries, by verb, and whether it still held them",
     "acemq.transport.connected": "1 while the link is there; of several connections to one kind of broker the worst",
     "acemq.transport.blocked": "1 while the broker takes no publishes",
@@ -348,10 +361,12 @@ def names() -> str:
 
 
 ALIASES = {
+    "AnyCodec": "Type alias: a `Codec` or an `AsyncCodec`.",
     "BatchHandler": "Type alias: what `consume_batches()` calls, from `Batch[T]` to `Ack` or `None`, `async` or not.",
     "CredentialsSource": "Type alias: `Credentials`, or a function that returns them, `async` or not.",
     "Handler": "Type alias: what `consume()` calls, a function from `Message[T]` to `Ack` or `None`, `async` or not.",
     "HeaderValue": "Type alias: what a header may hold.",
+    "Responding": "Type alias: what `respond()` calls, from `Message[T]` to the answer, `async` or not.",
     "Payload": "Type alias: a payload class, or what `one_of()` made of several.",
 }
 

@@ -12,7 +12,9 @@ ABILITIES: dict[str, Callable[[Capabilities], object]] = {
     "delivery": lambda can: can.delivery.replace("_", " "),
     "order of one publisher into one queue": lambda can: can.ordering,
     "an unroutable message is": lambda can: can.unroutable,
-    "delayed publish (`delay=`)": lambda can: can.publish_delay,
+    "delayed publish (`delay=`)": lambda can: (
+        "over the ladder" if can.publish_delay is None and can.dead_letter_routes else can.publish_delay
+    ),
     "delayed retry without a copy": lambda can: can.requeue_delay if can.requeue_rewrites else None,
     "rung queues for long retry waits": lambda can: can.dead_letter_routes,
     "expiry of one message (`expires_in=`)": lambda can: can.expiry,

@@ -13,14 +13,15 @@ from typing import Any, Generic, Self, TypeVar, Unpack, cast, get_origin
 
 from acemq import headers as h
 from acemq.clock import MovableClock, check_duration
-from acemq.codec import Codecs, Payload, Reader
+from acemq.codec import BytesCodec, Codecs, Payload, Reader
 from acemq.connect_options import ConnectOptions
 from acemq.consumers import AnyConsumer
 from acemq.consuming import Consumer
+from acemq.draft import Draft
 from acemq.envelope import Envelope, EnvelopeChanges
 from acemq.errors import ConfigurationError, EncodeError, TopologyError
 from acemq.headers import Headers
-from acemq.interceptors import ConsumeInterceptor, Draft, PublishInterceptor
+from acemq.interceptors import ConsumeInterceptor, PublishInterceptor
 from acemq.message import Handled, Message
 from acemq.mq import AceMQ
 from acemq.opening import transport_for
@@ -155,19 +156,23 @@ class MessageHarness:
 
     async def dead_letters(self, queue: str, payload: Payload[T]) -> list[Message[T]]:
         """What lies in `{queue}.dlq`, looked at and left in place. Raises `DecodeError` for what is no `payload`."""
-        return self._look(dead_letters_of(queue), queue, Reader(self.mq.codecs, payload))
+        return await self._look(dead_letters_of(queue), queue, Reader(self.mq.codecs, payload))
 
     async def parked(self, queue: str) -> list[Message[bytes]]:
         """What lies in `{queue}.parked`, looked at and left in place."""
-        return self._look(parked_of(queue), queue, Reader(self.mq.codecs, bytes))
+        return await self._look(parked_of(queue), queue, Reader(Codecs.of(BytesCodec()), bytes))
 
-    def _look(self, aside: str, queue: str, reader: Reader[T]) -> list[Message[T]]:
+    async def _look(self, aside: str, queue: str, reader: Reader[T]) -> list[Message[T]]:
         stored = [each for each in self.broker.snapshot() if each.queue == aside]
         if not stored and not self.broker.queues.keys() & {aside, queue}:
             raise TopologyError(f"there is no queue {queue!r}; declare it first")
         deliveries = [_delivery(each) for each in stored]
         return [
-            Message(reader.read(each.body, each.content_type, h.text(each.headers.get(h.TYPE)) or ""), each, self.clock)
+            Message(
+                await reader.read_async(each.body, each.content_type, h.text(each.headers.get(h.TYPE)) or ""),
+                each,
+                self.clock,
+            )
             for each in deliveries
         ]
 

@@ -12,7 +12,7 @@ async def main() -> None:
     async with acemq.connect(URL) as mq:
         await mq.declare(Topology().queue("reminders"))
         try:
-            await mq.send("reminders", "call the carrier", delay=timedelta(minutes=5))
+            await mq.send("reminders", "call the carrier", delay=timedelta(minutes=5), headers={"tenant": "acme"})
             print("there in five minutes")
         except CapabilityError as error:
             print(error)

@@ -74,6 +74,10 @@ class Plan(msgspec.Struct, omit_defaults=True):
     replay: str | None = None
     together: int = 1
     """So many are copied at a time by the replay."""
+    responds: str | None = None
+    """To the jobs in this queue, with the number of its process."""
+    schedules: bool = False
+    """Moves on what is due."""
     holds: bool = False
     """`hold` waits for ever, else it passes."""
     grace: float = 0
@@ -107,6 +111,10 @@ async def work(plan: Plan) -> None:
             await open_things.enter_async_context(ledger.consume(book(plan, recorder)))
             resuming = asyncio.create_task(resume(plan, ledger, recorder))
             open_things.callback(resuming.cancel)
+        if plan.responds is not None:
+            await open_things.enter_async_context(mq.respond(plan.responds, Job, responding(plan, recorder)))
+        if plan.schedules:
+            await open_things.enter_async_context(mq.scheduler())
         terminated = asyncio.Event()
         if plan.grace:
             asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, terminated.set)
@@ -189,6 +197,16 @@ async def resume(plan: Plan, ledger: OrderedQueue[Entry], recorder: Recorder) ->
         if said and not failing(plan):
             ledger.resume()
         await asyncio.sleep(0.02)
+
+
+def responding(plan: Plan, recorder: Recorder) -> Any:
+    async def respond(message: Message[Job]) -> int:
+        recorder.note("asked", message.id)
+        if message.payload.do == "hold" and plan.holds:
+            await asyncio.Event().wait()
+        return os.getpid()
+
+    return respond
 
 
 def step(name: str, recorder: Recorder) -> Any:

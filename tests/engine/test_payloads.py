@@ -13,7 +13,7 @@ import msgspec
 import pydantic
 import pytest
 
-from acemq import AceMQ, Codecs, JsonCodec, Message, MsgpackCodec, one_of
+from acemq import AceMQ, Codecs, EncodeError, JsonCodec, Message, MsgpackCodec, TextCodec, one_of
 from tests.waiting import until
 
 
@@ -103,9 +103,13 @@ async def test_bytes_travel_and_arrive_as_they_are_whatever_their_content_type(m
 
 
 @pytest.mark.parametrize(
-    "content_type", ["text/json", "APPLICATION/JSON", "application/vnd.shop+json; charset=utf-8", "application/json"]
+    "content_type",
+    [
+        *("text/json", "Application/JSON;charset=UTF-8", "application/problem+json", "application/json"),
+        *("APPLICATION/JSON", "application/vnd.shop+json; charset=utf-8"),
+    ],
 )
-async def test_every_spelling_of_json_is_read(mq: AceMQ, queue: str, content_type: str) -> None:
+async def test_m063_every_spelling_of_json_is_read(mq: AceMQ, queue: str, content_type: str) -> None:
     seen: list[Message[Row]] = []
     async with mq.consume(queue, Row, seen.append) as consumer:
         await mq.send(queue, b'{"id":"o-1","n":2}', content_type=content_type)
@@ -113,7 +117,7 @@ async def test_every_spelling_of_json_is_read(mq: AceMQ, queue: str, content_typ
     assert seen[0].payload == {"id": "o-1", "n": 2}
 
 
-async def test_classes_are_told_apart_by_the_envelopes_type(mq: AceMQ, queue: str) -> None:
+async def test_m062_classes_are_told_apart_by_the_envelopes_type(mq: AceMQ, queue: str) -> None:
     either = one_of(Parcel, Invoice, names={"parcel.sent": Parcel, "invoice.issued": Invoice})
     seen: list[object] = []
     async with mq.consume(queue, either, lambda m: seen.append(m.payload), concurrency=1) as consumer:
@@ -126,3 +130,56 @@ async def test_classes_are_told_apart_by_the_envelopes_type(mq: AceMQ, queue: st
     assert parked is not None
     assert "'parcel.lost'" in str(parked.wire_headers["x-acemq-error"])
     await parked.accept()
+
+
+async def test_m063_a_charset_that_is_not_read_is_parked(mq: AceMQ, queue: str) -> None:
+    async with mq.consume(queue, str, lambda message: None) as consumer:
+        await mq.send(queue, b"caf\xe9", content_type="text/plain; charset=latin-1")
+        await until(lambda: consumer.counters.parked == 1)
+
+
+@dataclass
+class AsDataclass:
+    id: str
+
+
+class AsStruct(msgspec.Struct):
+    id: str
+
+
+class AsTypedDict(TypedDict):
+    id: str
+
+
+@attrs.define
+class AsAttrs:
+    id: str
+
+
+class AsPydantic(pydantic.BaseModel):
+    id: str
+
+
+@pytest.mark.parametrize("kind", [AsDataclass, AsStruct, AsTypedDict, AsAttrs, AsPydantic])
+async def test_m061_what_is_too_much_is_left_out_and_what_is_of_another_type_is_parked_naming_it(
+    mq: AceMQ, queue: str, kind: type[Any]
+) -> None:
+    seen: list[Any] = []
+    async with mq.consume(queue, kind, lambda message: seen.append(message.payload), concurrency=1) as consumer:
+        await mq.send(queue, {"id": "1", "extra": 2})
+        await mq.send(queue, {"id": 1})
+        await until(lambda: consumer.counters.acked == consumer.counters.parked == 1)
+    assert seen == ([{"id": "1"}] if kind is AsTypedDict else [kind(id="1")])
+    parked = await mq.pull(f"{queue}.parked", bytes)
+    assert parked is not None
+    assert "id" in str(parked.wire_headers["x-acemq-error"]).removeprefix("could not be decoded")
+    await parked.accept()
+
+
+async def test_m064_what_no_codec_writes_is_refused_before_anything_is_written(mq: AceMQ, queue: str) -> None:
+    with pytest.raises(EncodeError, match="object") as refused:
+        await mq.send(queue, object())
+    assert refused.value.outcome == "refused"
+    with pytest.raises(EncodeError, match="not int"):
+        await mq.send(queue, 5, codec=TextCodec())
+    assert (await mq.depth(queue)).ready == 0

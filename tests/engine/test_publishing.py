@@ -287,10 +287,9 @@ async def test_m015_cancelled_publishes_give_back_their_permits(mq: AceMQ, queue
 
 
 async def test_m023_what_the_target_cannot_do_is_refused_by_name(mq: AceMQ, queue: str) -> None:
-    transport = mq.capabilities.transport
-    if transport == "rabbitmq":
-        with pytest.raises(CapabilityError, match=r"delay=.*rabbitmq") as refused:
-            await mq.send(queue, 1, delay=timedelta(seconds=1))
+    if mq.capabilities.transport == "rabbitmq":
+        with pytest.raises(CapabilityError, match=r"headers=.*delay=.*rabbitmq") as refused:
+            await mq.send(queue, 1, delay=timedelta(seconds=1), headers={"a": 1})
         assert refused.value.transport == "rabbitmq"
     with pytest.raises((CapabilityError, ConfigurationError)):
         await mq.send(queue, 1, priority=300)

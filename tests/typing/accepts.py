@@ -25,7 +25,13 @@ from acemq import (
     Pulled,
     Receiving,
     ReplayResult,
+    Responder,
     RetryPolicy,
+    Saga,
+    SagaResult,
+    SagaStep,
+    Scheduled,
+    Scheduler,
     one_of,
 )
 
@@ -126,6 +132,44 @@ def batches(mq: AceMQ) -> None:
     mq.consume_batches("orders", RushOrder, load)
     mq.consume_batches("orders", Order, load_plainly, most=50, within=timedelta(seconds=1), concurrency=2)
     mq.consume_batches("orders", Order, lambda batch: print(batch[0].payload.id, len(batch)))
+
+
+async def answer(message: Message[Order]) -> Priced:
+    return Priced(len(message.payload.id))
+
+
+async def requests(mq: AceMQ) -> None:
+    assert_type(await mq.request("pricing", "quote", Order("o"), Priced), Priced)
+    assert_type(await mq.request("pricing", "quote", Order("o"), one_of(Priced, None)), Priced | None)
+    assert_type(mq.respond("pricing.quotes", Order, answer, concurrency=4), Opening[Responder])
+    mq.respond("pricing.quotes", RushOrder, answer)
+    mq.respond("pricing.quotes", Order, lambda message: message.payload.id)
+
+
+async def schedules(mq: AceMQ) -> None:
+    async with mq.scheduler() as later:
+        assert_type(later, Scheduler)
+        assert_type(
+            await later.after(timedelta(hours=4), "", "q", Order("o"), content_type="application/json"), Scheduled
+        )
+
+
+async def charge(order: Order) -> int:
+    return 7
+
+
+async def refund(order: Order, paid: int) -> None: ...
+async def refund_anything(order: object, paid: object) -> str:
+    return ""
+
+
+async def sagas(mq: AceMQ) -> None:
+    place = Saga("place", Order)
+    assert_type(place.step("charge", charge), SagaStep[Order, int])
+    assert_type(place.step("charge", charge).undo(refund, attempts=3), Saga[Order])
+    place.step("charge", charge).undo(refund_anything).step("again", charge, timeout=timedelta(seconds=1))
+    place.step("charge", charge).undo(lambda order, paid: refund(order, paid + 1))
+    assert_type(await place.step("charge", charge).reporting_to(mq).run(RushOrder("o")), SagaResult)
 
 
 async def in_hand(mq: AceMQ) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from acemq import AceMQ, Batch, BlockingMQ, Message
-from tests.typing.accepts import Order, Priced, Shipped, load, maybe, note, price, ship
+from datetime import timedelta
+
+from acemq import AceMQ, Batch, BlockingMQ, Message, Saga
+from tests.typing.accepts import Order, Priced, Shipped, charge, load, maybe, note, price, refund, ship
 
 
 async def wants_shipped(shipped: Shipped) -> None: ...
@@ -13,6 +15,8 @@ def key_of_priced(priced: Priced) -> str:
     return str(priced.cents)
 
 
+async def wrong_refund(order: Order, paid: str) -> None: ...
+async def refund_of_priced(priced: Priced, paid: int) -> None: ...
 async def gives_text(message: Message[Order]) -> str:
     return ""
 
@@ -87,3 +91,28 @@ def blocking(mq: BlockingMQ) -> None:
     if pulled:
         cents: int = pulled.payload  # type: ignore[assignment]  # pyright: ignore[reportAssignmentType]
         print(cents)
+
+
+async def requests(mq: AceMQ) -> None:
+    cents: int = await mq.request("pricing", "quote", Order("o"), Priced)  # type: ignore[arg-type]  # pyright: ignore[reportAssignmentType]
+    print(cents)
+    await mq.request("pricing", "quote", Order("o"), Priced, timeout=2)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    await mq.request("pricing", "quote", Order("o"), Priced, reply_to="q")  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+    mq.respond("pricing.quotes", Order, of_priced)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+
+
+async def schedules(mq: AceMQ) -> None:
+    async with mq.scheduler() as later:
+        await later.after(5, "", "q", 1)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+        await later.after(timedelta(hours=1), "", "q", 1, priority=3)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+
+
+async def sagas(mq: AceMQ) -> None:
+    place = Saga("place", Order)
+    place.step("charge", charge).undo(wrong_refund)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    place.step("charge", charge).undo(refund_of_priced)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    place.step("charge", charge).undo(refund).undo(refund)  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
+    place.undo(refund)  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
+    place.step("ship", ship)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    place.step("charge", charge).undo(refund, attempts="3")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    await place.step("charge", charge).run(Priced(1))  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]

@@ -51,7 +51,11 @@ SAMPLES: dict[str, errors.AcemqError] = {
         errors.DecodeError("cannot be read", content_type="application/json"),
         errors.FatalError("never"),
         errors.RouteError("leads nowhere"),
+        errors.ClaimStoreError("the store is down"),
+        errors.DecryptError("cannot be decrypted", key_id="k-1", content_type="application/vnd.acemq.encrypted"),
         errors.HandlerTimeoutError(timedelta(seconds=5)),
+        errors.RequestTimeoutError("no answer", message_id="m-1", after=timedelta(seconds=5)),
+        errors.ResponderError("no such sku"),
     )
 }
 

@@ -43,6 +43,7 @@ def _write(given: Values) -> Values:
         telemetry=Telemetry("rabbitmq"),
         origin=fields.get("origin", connection.origin),
         timeout=timedelta(seconds=10),
+        lay_ladder=connection.lay_ladder,
         clock=clock,
     )
     assert fields.get("attempt", 1) == 1

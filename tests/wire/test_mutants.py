@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any, TypeAlias
@@ -12,10 +13,13 @@ from msgspec.structs import replace
 
 from acemq import (
     ack,
+    claim_check,
     clock,
     connection,
     consuming,
+    encryption,
     headers,
+    ladder,
     moving,
     partition,
     publishing,
@@ -25,26 +29,34 @@ from acemq import (
     topology,
 )
 from acemq import envelope as envelopes
+from acemq import message as messages
 from acemq.envelope import Envelope
-from acemq.errors import RouteError
-from acemq.patterns import pipeline, replay, routing_slip
+from acemq.errors import ClaimStoreError, RouteError
+from acemq.patterns import pipeline, replay, request_reply, routing_slip, scheduler
 from acemq.patterns.routing_slip import Itinerary, RoutingSlip
 from acemq.retry import RetryPolicy
 from acemq.settling import TABLE, Case
 from acemq.topology import Queue
 from acemq.transport import Settlement, Verb
 from tests.wire.suite import Suite
+from tests.wire.test_claim_check import CLAIM_CHECK
+from tests.wire.test_encrypted import ENCRYPTED
 from tests.wire.test_envelope import ENVELOPE
 from tests.wire.test_partition import PARTITION
 from tests.wire.test_replay import REPLAY
+from tests.wire.test_request_reply import REQUEST_REPLY
 from tests.wire.test_retry import RETRY
+from tests.wire.test_scheduler import SCHEDULER
 from tests.wire.test_slip_declared import DECLARED
 from tests.wire.test_slip_itinerary import ITINERARY
 from tests.wire.test_telemetry import TELEMETRY
 from tests.wire.test_topology import TOPOLOGY
 
 Patch: TypeAlias = pytest.MonkeyPatch
-SUITES = (ENVELOPE, PARTITION, REPLAY, RETRY, DECLARED, ITINERARY, TELEMETRY, TOPOLOGY)
+SUITES = (
+    *(CLAIM_CHECK, DECLARED, ENCRYPTED, ENVELOPE, ITINERARY, PARTITION, REPLAY, REQUEST_REPLY, RETRY, SCHEDULER),
+    *(TELEMETRY, TOPOLOGY),
+)
 MUTANTS: dict[str, tuple[Suite, Callable[[Patch], None]]] = {}
 
 
@@ -554,6 +566,253 @@ def a_dead_letter_is_accepted_before_its_copy_is_confirmed(patch: Patch) -> None
         return await look_at(run, delivery)
 
     patch.setattr(replay._Run, "_look_at", hasty)
+
+
+# Section 6: the scheduler
+
+
+@mutant(SCHEDULER)
+def the_shortest_rung_is_taken(patch: Patch) -> None:
+    patch.setattr(ladder, "RUNGS", ladder.RUNGS[::-1])
+
+
+@mutant(SCHEDULER)
+def a_second_that_is_left_is_not_waited_for(patch: Patch) -> None:
+    rung_for = ladder.rung_for
+    patch.setattr(ladder, "rung_for", lambda remaining: rung_for(remaining - 1))
+
+
+def _onward(patch: Patch, change: Callable[[Any, Any], Any]) -> None:
+    """Let `change` have each copy on its way, and what it says of itself."""
+    onward = ladder.onward
+
+    def mutated(waiting: Any, body: bytes, **rest: Any) -> Any:
+        return change(onward(waiting, body, **rest), waiting)
+
+    patch.setattr(ladder, "onward", mutated)
+
+
+@mutant(SCHEDULER)
+def a_delivery_keeps_the_headers_of_the_ladder(patch: Patch) -> None:
+    _onward(patch, lambda copy, waiting: structs.replace(copy, headers={**copy.headers, **waiting.to_headers()}))
+
+
+@mutant(SCHEDULER)
+def a_message_on_its_way_has_its_own_content_type(patch: Patch) -> None:
+    _onward(patch, lambda copy, waiting: structs.replace(copy, content_type=waiting.content_type))
+
+
+@mutant(SCHEDULER)
+def a_copy_on_its_way_is_not_mandatory(patch: Patch) -> None:
+    _onward(patch, lambda copy, waiting: structs.replace(copy, mandatory=False))
+
+
+@mutant(SCHEDULER)
+def a_moment_is_written_in_seconds(patch: Patch) -> None:
+    to_headers = ladder.Waiting.to_headers
+
+    def mutated(waiting: ladder.Waiting) -> dict[str, Any]:
+        return {**to_headers(waiting), headers.SCHEDULE_DUE_AT: waiting.due_ms // 1000}
+
+    patch.setattr(ladder.Waiting, "to_headers", mutated)
+
+
+@mutant(SCHEDULER)
+def a_default_exchange_counts_as_no_exchange(patch: Patch) -> None:
+    patch.setattr(ladder, "_text", headers.text)
+
+
+@mutant(SCHEDULER)
+def a_missing_content_type_is_bytes(patch: Patch) -> None:
+    patch.setattr(ladder, "_IF_NOT_SAID", "application/octet-stream")
+
+
+@mutant(SCHEDULER)
+def what_nobody_takes_is_tried_again_after_a_minute(patch: Patch) -> None:
+    patch.setattr(scheduler, "AGAIN", timedelta(minutes=1))
+
+
+@mutant(SCHEDULER)
+def a_foreign_message_is_kept(patch: Patch) -> None:
+    move = scheduler.Scheduler._move
+
+    async def mutated(scheduler: Any, message: Any) -> Any:
+        await move(scheduler, message)
+        return ack.Ack.retry() if ladder.Waiting.from_headers(message.wire_headers) is None else None
+
+    patch.setattr(scheduler.Scheduler, "_move", mutated)
+
+
+@mutant(SCHEDULER)
+def the_control_queue_is_consumed_with_the_default_prefetch(patch: Patch) -> None:
+    patch.setattr(scheduler, "PREFETCH", 20)
+
+
+# Section 9: request and reply
+
+
+@mutant(REQUEST_REPLY)
+def the_property_comes_before_the_header(patch: Patch) -> None:
+    def mutated(message: Any) -> str | None:
+        return message.delivery.reply_to or headers.text(message.delivery.headers.get(headers.REPLY_TO)) or None
+
+    patch.setattr(messages.Message, "reply_to", property(mutated))
+
+
+@mutant(REQUEST_REPLY)
+def an_answer_carries_the_id_as_its_correlation(patch: Patch) -> None:
+    patch.setattr(messages.Message, "correlation_id", property(lambda message: message.id))
+
+
+def _request(patch: Patch, change: Callable[[dict[str, Any]], None]) -> None:
+    """Let `change` have the options with which a request is published."""
+    with_address = request_reply.Requests._with_address
+
+    def mutated(requests: Any, *rest: Any) -> Any:
+        given: dict[str, Any] = dict(with_address(requests, *rest))
+        change(given)
+        return given
+
+    patch.setattr(request_reply.Requests, "_with_address", mutated)
+
+
+@mutant(REQUEST_REPLY)
+def a_request_has_a_correlation_of_its_own(patch: Patch) -> None:
+    _request(patch, lambda given: given.update(correlation_id="another"))
+
+
+@mutant(REQUEST_REPLY)
+def the_address_is_not_written_as_a_property(patch: Patch) -> None:
+    _request(patch, lambda given: given.pop("reply_to"))
+
+
+@mutant(REQUEST_REPLY)
+def the_address_is_written_as_a_property_alone(patch: Patch) -> None:
+    _request(patch, lambda given: given.pop("headers"))
+
+
+@mutant(REQUEST_REPLY)
+def an_error_is_said_under_a_reserved_name(patch: Patch) -> None:
+    patch.setattr(headers, "REPLY_ERROR", "x-acemq-error")
+
+
+@mutant(REQUEST_REPLY)
+def a_reply_queue_never_expires(patch: Patch) -> None:
+    patch.setattr(request_reply, "reply_queue", lambda name: Queue(name, type="classic"))
+
+
+@mutant(REQUEST_REPLY)
+def a_request_without_an_address_is_an_error(patch: Patch) -> None:
+    reply = request_reply.Responder._reply
+
+    async def mutated(responder: Any, message: Any, answer: object) -> Any:
+        if message.reply_to is None:
+            raise LookupError("no address")
+        return await reply(responder, message, answer)
+
+    patch.setattr(request_reply.Responder, "_reply", mutated)
+
+
+# Section 10: claim check
+
+
+@mutant(CLAIM_CHECK)
+def what_is_exactly_as_long_as_the_threshold_travels(patch: Patch) -> None:
+    init = claim_check.ClaimCheckCodec.__init__
+
+    def mutated(codec: Any, inner: Any, store: Any, *, threshold: int = claim_check.THRESHOLD, **rest: Any) -> None:
+        init(codec, inner, store, threshold=threshold + 1 if threshold else 0, **rest)
+
+    patch.setattr(claim_check.ClaimCheckCodec, "__init__", mutated)
+
+
+@mutant(CLAIM_CHECK)
+def what_travels_is_not_framed(patch: Patch) -> None:
+    patch.setattr(claim_check, "INLINE", b"")
+
+
+@mutant(CLAIM_CHECK)
+def another_version_counts_as_framed(patch: Patch) -> None:
+    decode = claim_check.ClaimCheckCodec.decode
+
+    async def mutated(codec: Any, body: bytes, into: Any) -> Any:
+        framed = len(body) >= 4 and body[:1] == b"\xac" and body[1] != 1
+        return await decode(codec, body[4:] if framed else body, into)
+
+    patch.setattr(claim_check.ClaimCheckCodec, "decode", mutated)
+
+
+@mutant(CLAIM_CHECK)
+def a_key_that_is_missing_is_tried_again(patch: Patch) -> None:
+    patch.setattr(claim_check, "DecodeError", lambda text, content_type: ClaimStoreError(text))
+
+
+@mutant(CLAIM_CHECK)
+def a_key_may_have_129_characters(patch: Patch) -> None:
+    patch.setattr(claim_check, "_KEY", re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,128}"))
+
+
+@mutant(CLAIM_CHECK)
+def a_key_may_end_with_a_newline(patch: Patch) -> None:
+    class Matching:
+        def fullmatch(self, key: str) -> object:
+            return re.match(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}$", key)
+
+    patch.setattr(claim_check, "_KEY", Matching())
+
+
+# Section 11: encrypted bodies
+
+
+@mutant(ENCRYPTED)
+def the_head_of_a_body_is_not_authenticated(patch: Patch) -> None:
+    cipher = encryption.EncryptedCodec._cipher
+
+    class Careless:
+        def __init__(self, aes: Any) -> None:
+            self._aes = aes
+
+        def encrypt(self, nonce: bytes, plaintext: bytes, head: bytes) -> bytes:
+            return bytes(self._aes.encrypt(nonce, plaintext, None))
+
+        def decrypt(self, nonce: bytes, sealed: bytes, head: bytes) -> bytes:
+            return bytes(self._aes.decrypt(nonce, sealed, None))
+
+    patch.setattr(encryption.EncryptedCodec, "_cipher", lambda codec, key: Careless(cipher(codec, key)))
+
+
+@mutant(ENCRYPTED)
+def another_version_is_opened(patch: Patch) -> None:
+    open_ = encryption.EncryptedCodec.open
+    patch.setattr(
+        encryption.EncryptedCodec,
+        "open",
+        lambda codec, body: open_(codec, b"\xae\x01" + body[2:] if body[:2] == b"\xae\x02" else body),
+    )
+
+
+@mutant(ENCRYPTED)
+def the_length_of_a_key_id_is_counted_in_characters(patch: Patch) -> None:
+    class Counted(bytes):
+        def __len__(self) -> int:
+            return len(self.decode())
+
+    class Text(str):
+        def encode(self, encoding: str = "utf-8", errors: str = "strict") -> bytes:
+            return Counted(str(self).encode(encoding, errors))
+
+    current: Any = vars(encryption.Keyring)["current"].fget
+    patch.setattr(encryption.Keyring, "current", property(lambda keyring: Text(current(keyring))))
+
+
+@mutant(ENCRYPTED)
+def an_encrypted_body_is_bytes_by_its_content_type(patch: Patch) -> None:
+    patch.setattr(encryption.EncryptedCodec, "content_type", "application/octet-stream")
+
+
+@mutant(ENCRYPTED)
+def the_content_type_is_compared_with_its_case(patch: Patch) -> None:
+    patch.setattr(encryption, "media_type", lambda content_type: content_type)
 
 
 # Section 14: telemetry

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+import asyncio
+from collections.abc import AsyncIterator, Coroutine, Iterator
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
@@ -19,31 +20,26 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from acemq import errors, telemetry
 from acemq import topology as t
 from acemq.ack import Ack
+from acemq.clock import MovableClock
 from acemq.interceptors import ConsumeInterceptor
 from acemq.message import Message
+from acemq.patterns.saga import Saga
 from acemq.retry import RetryPolicy
 from acemq.settling import TABLE, ConsumerCounters
+from acemq.topology import SCHEDULE_QUEUE
 from tests.wire.broker import Bench, bench
 from tests.wire.suite import Suite, Values
 
-_REQUEST, _OUTBOX, _SAGA = "there is no request and reply", "there is no outbox", "there are no sagas"
-_CLAIM, _SCHEDULER = "there is no idempotency store", "there is no scheduler"
+_OUTBOX, _CLAIM = "there is no outbox", "there is no idempotency store"
 
 TELEMETRY = Suite(
     "telemetry",
     not_yet={
-        "metric-acemq.request.duration": _REQUEST,
-        "metric-acemq.request.total": _REQUEST,
-        "outcomes-request": _REQUEST,
-        "span-request": _REQUEST,
         "metric-acemq.outbox.lag": _OUTBOX,
         "metric-acemq.outbox.total": _OUTBOX,
         "outcomes-outbox": _OUTBOX,
         "span-event-outbox.publish_failed": _OUTBOX,
         "outcome-of-claim_in_progress": _CLAIM,
-        "diagnostic-acemq.saga.compensating": _SAGA,
-        "diagnostic-acemq.saga.unresolved": _SAGA,
-        "diagnostic-acemq.schedule.foreign.message": _SCHEDULER,
     },
 )
 
@@ -150,6 +146,46 @@ async def _all_that_there_is(seen: Watched) -> None:
             await clock.advance(timedelta())
     await _no_copy(seen)
     await _no_rung(seen)
+    await _requests(seen)
+    await _saga(seen)
+    await _foreign(seen)
+
+
+async def _requests(seen: Watched) -> None:
+    """One that is answered, one that is not, and one that fails, in the order in which the contract has them."""
+    mq, clock = seen.at.mq, seen.at.clock
+    await seen.at.declare("asked", "unheard")
+
+    async def answer(message: Message[int]) -> int:
+        return 10 // message.payload
+
+    async with mq.respond("asked", int, answer):
+        await _ended(mq.request("", "asked", 1, int), clock)
+        await _ended(mq.request("", "unheard", 1, int), clock)
+        await _ended(mq.request("", "asked", 0, int), clock)
+
+
+async def _ended(asking: Coroutine[Any, Any, int], clock: MovableClock) -> None:
+    task = asyncio.ensure_future(asking)
+    await clock.advance(timedelta(seconds=30))
+    with suppress(errors.RequestTimeoutError, errors.ResponderError):
+        await task
+
+
+async def _saga(seen: Watched) -> None:
+    async def done(n: int) -> int:
+        return n
+
+    async def fail(n: int, given: int = 0) -> int:
+        raise LookupError("no")
+
+    await Saga("s", int).step("done", done).undo(fail).step("fails", fail).reporting_to(seen.at.mq).run(1)
+
+
+async def _foreign(seen: Watched) -> None:
+    async with seen.at.mq.scheduler():
+        await seen.at.put(SCHEDULE_QUEUE)
+        await seen.at.clock.rest()
 
 
 async def _no_copy(seen: Watched) -> None:
@@ -214,6 +250,8 @@ async def outcomes(given: Values) -> Values:
 async def span(given: Values) -> Values:
     async with _watched() as seen:
         await _handled(seen, "accept")
+        await seen.at.declare("orders")
+        await _ended(seen.at.mq.request("", "orders", 1, int), seen.at.clock)
         assert given["destination"] == "orders"
         found = [span.name for span in seen.spans(given["operation"])]
         return {"name": found[0]} if found else {}
@@ -237,14 +275,14 @@ async def outcome_of(given: Values) -> Values:
 @TELEMETRY.op("span_attribute")
 async def span_attribute(given: Values) -> Values:
     async with _watched() as seen:
-        await _handled(seen, "accept")
+        await _requests(seen)
+        kinds = ("publish", "process", "request")
         on = [
             kind
-            for kind in ("publish", "process")
-            for span in seen.spans(kind)
-            if given["name"] in (span.attributes or {})
+            for kind in kinds
+            if all(given["name"] in (span.attributes or {}) for span in seen.spans(kind)) and seen.spans(kind)
         ]
-        return {"on": "every" if on == ["publish", "process"] else on[0]}
+        return {"on": "every" if on == list(kinds) else on[0]}
 
 
 @TELEMETRY.op("span_event")

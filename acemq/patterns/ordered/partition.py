@@ -16,10 +16,10 @@ from opentelemetry.trace import Span
 from acemq.ack import ACCEPT
 from acemq.clock import Timer, sleep
 from acemq.consuming import Consumer, ConsumerState
-from acemq.errors import ClosedError
+from acemq.errors import ClosedError, DecodeError
 from acemq.interceptors import tell_listeners
 from acemq.message import Handled, Message, envelope_of
-from acemq.settling import Case, Decision, decide
+from acemq.settling import Case, Decision, decide, set_aside
 from acemq.stopping import Drained
 from acemq.telemetry import OWNER_CHANGED, PARTITION_HALTED, Diagnostic, end_span, within_span
 from acemq.transport import (
@@ -232,6 +232,9 @@ class PartitionConsumer(Consumer):
     async def _stays(self, delivery: Delivery, task: asyncio.Task[Any]) -> bool:
         """Try it once. True when it has failed and nothing may pass it."""
         admitted, stand = self._examine(delivery), self._stand
+        failure = await self._fill(admitted) if self._reader.is_async and isinstance(admitted, Message) else None
+        if isinstance(failure, DecodeError):
+            admitted = set_aside(Case.UNDECODABLE, failure)
         if isinstance(admitted, Decision):
             if await self._carry_out(admitted, Message(None, delivery, self._clock)):
                 self._unfit_gone(admitted, delivery)
@@ -241,7 +244,8 @@ class PartitionConsumer(Consumer):
             if await self._carry_out(stand.decision, message):
                 self._skipped()
             return False
-        answer, span, began = await self._ask(message, task)
+        # A store that cannot be reached fails the message as its handler would.
+        answer, span, began = await self._ask(message, task) if failure is None else (failure, None, 0.0)
         if self.state is ConsumerState.CLOSED:
             return False
         if not began and (answer is None or answer is ACCEPT) and message.listeners is None:

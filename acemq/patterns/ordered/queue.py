@@ -14,6 +14,7 @@ from msgspec.structs import replace
 from acemq.clock import check_duration
 from acemq.connection import Connection
 from acemq.consume_options import ConsumeOptions, check_prefetch
+from acemq.draft import Draft
 from acemq.errors import (
     AcemqError,
     BatchPublishError,
@@ -24,7 +25,6 @@ from acemq.errors import (
     PublishRefusedError,
 )
 from acemq.handling import check_handler
-from acemq.interceptors import Draft
 from acemq.message import Handler
 from acemq.opening import Opening
 from acemq.partition import partition_of, queues_of

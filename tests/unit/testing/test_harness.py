@@ -114,7 +114,7 @@ async def test_what_rabbitmq_would_refuse_is_refused_by_name() -> None:
     async with MessageHarness(profile=Profile.RABBITMQ) as h:
         await h.mq.declare(ORDERS)
         with pytest.raises(CapabilityError, match="delay"):
-            await h.mq.send("billing", Invoice("o-1"), delay=HOUR)
+            await h.mq.send("billing", Invoice("o-1"), delay=HOUR, headers={"tenant": "a"})
         assert h.published(object) == []
 
 
@@ -283,3 +283,20 @@ async def test_the_programs_own_options_hold_and_the_clock_is_refused() -> None:
     with pytest.raises(ClosedError):
         async with h:
             pass
+
+
+@pytest.mark.parametrize("profile", [Profile.FULL, Profile.RABBITMQ], ids=["full", "rabbitmq"])
+async def test_a_day_of_schedules_takes_no_time(profile: Profile) -> None:
+    async with MessageHarness(profile=profile) as h:
+        await h.mq.declare(ORDERS)
+        at = list[datetime]()
+
+        async def bill(message: Message[Invoice]) -> None:
+            at.append(h.clock.now())
+
+        began = h.clock.now()
+        async with h.mq.scheduler() as later, h.mq.consume("billing", Invoice, bill):
+            for hours in (24, 4, 1):
+                await later.after(hours * HOUR, "", "billing", Invoice("o-1"))
+            await h.advance(25 * HOUR)
+        assert [moment - began for moment in at] == [HOUR, 4 * HOUR, 24 * HOUR]
