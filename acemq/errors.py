@@ -26,8 +26,10 @@ AcemqError
 │   ├── EncodeError                     a payload that cannot be written
 │   └── DecodeError (also FatalError)   a body that cannot be read           .content_type
 ├── FatalError                          never retried; handlers may raise it
-│   └── RouteError                      a routing slip that cannot be followed
-└── HandlerTimeoutError (TimeoutError)  a handler that ran over its limit    .after
+│   ├── RouteError                      a routing slip that cannot be followed
+│   └── IdempotencyConflictError        one key, two different messages      .key
+├── HandlerTimeoutError (TimeoutError)  a handler that ran over its limit    .after
+└── LeaseLostError                      another has taken over what was ours .what .token
 
 A transport hands up `TransportError`s (`acemq.transport`), which the engine turns into these.
 """
@@ -57,6 +59,8 @@ __all__ = [
     "FatalError",
     "HandlerTimeoutError",
     "HandlerTypeError",
+    "IdempotencyConflictError",
+    "LeaseLostError",
     "LoopError",
     "MessageTooLargeError",
     "MissingExtraError",
@@ -278,9 +282,25 @@ class RouteError(FatalError):
     """A routing slip that is missing, finished, malformed or leads nowhere."""
 
 
+class IdempotencyConflictError(FatalError):
+    """A key that is known with another fingerprint: another message under the same id, and no duplicate of it."""
+
+    def __init__(self, key: str) -> None:
+        self.key = key
+        super().__init__(f"idempotency key {key!r} is known with another body; its sender gives one id to two messages")
+
+
 class HandlerTimeoutError(AcemqError, TimeoutError):
     """A handler that ran longer than its `handler_timeout`."""
 
     def __init__(self, after: timedelta) -> None:
         self.after = after
         super().__init__(f"timed out after {after.total_seconds():g} s")
+
+
+class LeaseLostError(AcemqError):
+    """A claim ran out while its handler ran, and another has taken it over. What the handler did may be done again."""
+
+    def __init__(self, what: str, token: int) -> None:
+        self.what, self.token = what, token
+        super().__init__(f"the claim of {what} (token {token}) ran out and was taken over; give it a longer lease=")
