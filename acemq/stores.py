@@ -101,13 +101,13 @@ class OutboxRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 ID_LIMIT = 64
-"""Characters: the width of the column in every library's table (CONTRACT.md section 8)."""
+"""Bytes: the width of the column in the tables of this library and its siblings (CONTRACT.md section 8)."""
 
 
 def check_id(id: str) -> str:
-    if not id or len(id) > ID_LIMIT:
-        raise ConfigurationError(f"id {id[:80]!r} of an outbox record must have 1 to {ID_LIMIT} characters")
-    return check_key("id", id)
+    if not check_key("id", id) or len(id.encode()) > ID_LIMIT:
+        raise ConfigurationError(f"id {id!r} of an outbox record must have 1 to {ID_LIMIT} bytes")
+    return id
 
 
 def check_target(exchange: str, routing_key: str) -> None:

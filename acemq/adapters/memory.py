@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
@@ -43,6 +44,7 @@ class InMemoryOutboxStore:
         self.max_attempts, self._lease = check_ceiling(max_attempts), check_duration("lease", lease)
         self._clock = clock
         self._rows: dict[str, _Row] = {}
+        self._numbers = itertools.count()
         self._wakes: list[Callable[[], None]] = []
         warnings.warn(
             "InMemoryOutboxStore is no outbox: it joins no transaction and forgets everything at a restart. "
@@ -57,7 +59,7 @@ class InMemoryOutboxStore:
     def add_sync(self, record: OutboxRecord, within: object = None, /) -> bool:
         if record.id in self._rows:
             return False
-        self._rows[record.id] = _Row(record, len(self._rows))
+        self._rows[record.id] = _Row(record, next(self._numbers))
         for wake in self._wakes:
             wake()
         return True

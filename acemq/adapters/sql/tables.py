@@ -1,0 +1,88 @@
+"""The tables of the stores, as SQLAlchemy and Alembic take them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqlalchemy import (
+    BigInteger,
+    Column,
+    Identity,
+    Index,
+    Integer,
+    LargeBinary,
+    MetaData,
+    SmallInteger,
+    String,
+    Table,
+    Text,
+)
+from sqlalchemy.dialects import mysql
+
+from acemq.stores import ERROR_LIMIT, ID_LIMIT
+
+_MYSQL = ("mysql", "mariadb")
+_MYSQL_OPTIONS: dict[str, Any] = {"mysql_charset": "utf8mb4", "mysql_engine": "InnoDB", "mariadb_charset": "utf8mb4"}
+SLOTS = 256
+"""Rows of `{table}_slots`, on MySQL and MariaDB: what a transaction locks for a key (patterns.md section 4)."""
+
+
+def _key(length: int) -> String:
+    # MySQL compares text without regard to case, accents and blanks at the end: two keys would be one.
+    return String(length).with_variant(mysql.VARBINARY(length), *_MYSQL)
+
+
+def outbox_table(name: str, metadata: MetaData) -> Table:
+    return Table(
+        name,
+        metadata,
+        Column(
+            "seq",
+            BigInteger().with_variant(Integer, "sqlite"),
+            Identity(),
+            primary_key=True,
+        ),
+        Column("id", _key(ID_LIMIT), nullable=False, unique=True),
+        Column("order_key", _key(255)),
+        Column("exchange_name", String(255), nullable=False),
+        Column("routing_key", String(255), nullable=False),
+        Column("body", LargeBinary().with_variant(mysql.LONGBLOB, *_MYSQL), nullable=False),
+        Column("content_type", String(255)),
+        Column("headers", Text().with_variant(mysql.LONGTEXT, *_MYSQL), nullable=False),
+        Column("created_at", BigInteger, nullable=False),
+        Column("attempts", Integer, nullable=False, server_default="0"),
+        Column("last_error", String(ERROR_LIMIT)),
+        Column("not_before", BigInteger),
+        Column("leased_until", BigInteger),
+        Column("lease_token", BigInteger, nullable=False, server_default="0"),
+        Column("published_at", BigInteger),
+        # Both begin with what finds the few that are pending, however many were published.
+        Index(f"{name}_pending", "published_at", "created_at", "id"),
+        Index(f"{name}_order", "order_key", "published_at", "seq"),
+        sqlite_autoincrement=True,  # a number that was given away never comes again
+        **_MYSQL_OPTIONS,
+    )
+
+
+def slots_table(name: str, metadata: MetaData) -> Table:
+    return Table(
+        f"{name}_slots",
+        metadata,
+        Column("slot", SmallInteger, primary_key=True, autoincrement=False),
+        **_MYSQL_OPTIONS,
+    )
+
+
+def claims_table(name: str, metadata: MetaData) -> Table:
+    return Table(
+        name,
+        metadata,
+        Column("message_id", _key(255), primary_key=True),
+        Column("state", String(16), nullable=False),
+        Column("token", BigInteger, nullable=False),
+        Column("fingerprint", LargeBinary(64)),
+        Column("recorded_at", BigInteger, nullable=False),
+        Column("expires_at", BigInteger, nullable=False),
+        Index(f"{name}_expiry", "expires_at"),
+        **_MYSQL_OPTIONS,
+    )
