@@ -47,6 +47,7 @@ from acemq.receiving import Receiving
 from acemq.retry import DEFAULT, RetryPolicy
 from acemq.stats import Depths, QueueStats
 from acemq.stopping import Drained, Stop
+from acemq.stores import Idempotency
 from acemq.telemetry import CONNECTION_LOST, CONNECTION_RECOVERED, Diagnostic, Gauges, Reading, Reporter, Telemetry
 from acemq.topology import Topology, TopologyMode, check_name, dead_letters_of, latest, parked_of, rungs, set_aside
 from acemq.transport import Adviser, ApplyMode, Capabilities, Depth, Kind, Phase, Transport, TransportState
@@ -95,6 +96,7 @@ class Connection:
         self.consumers = Consumers(self.origin)
         self._checks = Checks(self.transport, self._depths, self.clock, self.consumers)
         self._sampling: asyncio.Task[None] | None = None
+        self._attached: dict[object, Callable[[timedelta], Awaitable[object]]] = {}
         self._interceptors = Interceptors(self.report)
         self.intercept(*options.get("interceptors", ()))
         self._pool = ThreadPoolExecutor(options.get("threads", 32), thread_name_prefix=f"{self.name} handler")
@@ -248,6 +250,8 @@ class Connection:
         """
         check_handler(handler, _class_of(payload), Batch)
         check_duration("within", within)
+        if "idempotency" in options:
+            raise ConfigurationError("idempotency= claims one message at a time; use consume()")
         options = {"concurrency": 1, **options}
         fewest = check_batches(most, options["concurrency"])
         if "prefetch" in options:
@@ -321,6 +325,8 @@ class Connection:
         policy, can = options.get("retry", self.retry), self.transport.capabilities_of("queue", queue)
         prefetch = max(check_options(options, can, self._prefetch), fewest)
         check_policy(policy, can)
+        if "idempotency" in options:
+            options["idempotency"] = Idempotency.of(options["idempotency"])
         around = self._interceptors.around(options.get("interceptors", ()))
 
         async def open_consumer() -> Consumer:
@@ -460,6 +466,7 @@ class Connection:
             state.blocked is not None,
             state.outstanding,
             self._depths.known(KNOWN_FOR),
+            max(self.telemetry.outbox_oldest.values(), default=None),
         )
 
     async def _sample(self) -> None:
@@ -483,9 +490,14 @@ class Connection:
     async def _close(self, budget: timedelta) -> Drained:
         self._close_by = time.monotonic() + budget.total_seconds()
         self.outbound.drain()
+        closing = [asyncio.ensure_future(close(budget)) for close in tuple(self._attached.values())]
         try:
-            return await self.consumers.drain(budget)
+            drained = await self.consumers.drain(budget)
+            await asyncio.gather(*closing, return_exceptions=True)
+            return drained
         finally:
+            for each in closing:
+                each.cancel()
             self.outbound.close()
             Gauges.hide(self)
             self._depths.close()
@@ -496,6 +508,18 @@ class Connection:
             await self.transport.close(self._time_left())
 
     # For patterns, which stand on a connection
+
+    def attach(self, what: object, close: Callable[[timedelta], Awaitable[object]]) -> None:
+        """Have it closed, within the time given, when the connection closes before it is detached."""
+        self._check_usable()
+        self._attached[what] = close
+
+    def detach(self, what: object) -> None:
+        self._attached.pop(what, None)
+
+    def drop_health(self, name: str) -> None:
+        """What `add_health` has named is no part any more."""
+        self._checks.drop(name)
 
     def mover(self, policy: RetryPolicy, home: str | None = None) -> Mover:
         """What carries out decisions about deliveries of this connection."""

@@ -14,6 +14,7 @@ from acemq.headers import HeaderValue
 from acemq.interceptors import ConsumeInterceptor
 from acemq.message import Message
 from acemq.retry import RetryPolicy
+from acemq.stores import Idempotency, IdempotencyStore
 from acemq.transport import Capabilities
 
 MAX_DELIVERIES = 15
@@ -46,6 +47,8 @@ class ConsumeOptions(TypedDict, total=False):
     """dead_letter; what becomes of a message that expired before it was handled."""
     set_aside: str
     """The queue whose `.dlq` and `.parked` take what is given up; the queue itself."""
+    idempotency: IdempotencyStore | Idempotency
+    """None; a message that was handled before is accepted, and the handler does not run."""
     interceptors: Sequence[ConsumeInterceptor]
     """After the connection's."""
     codec: Codec

@@ -18,6 +18,7 @@ from opentelemetry.trace import Span
 
 from acemq import headers as h
 from acemq.ack import ACCEPT, Ack, Verdict
+from acemq.claiming import Claims
 from acemq.codec import Reader
 from acemq.consume_options import MAX_DELIVERIES, ConsumeOptions
 from acemq.envelope import to_millis
@@ -31,6 +32,7 @@ from acemq.moving import GivenBack, Mover
 from acemq.retry import RetryPolicy
 from acemq.settling import TABLE, Case, Decision, decide, set_aside
 from acemq.stopping import CLOSING, Drained, Stop, until
+from acemq.stores import Idempotency
 from acemq.telemetry import CONSUMER_LOST, HANDLER_STUCK, LISTENER_FAILED, Diagnostic, end_span, within_span
 from acemq.transport import Delivery, LostBy, Subscription, SubscriptionPhase, SubscriptionState
 
@@ -87,6 +89,8 @@ class Consumer:
         self._max_deliveries = options.get("max_deliveries", MAX_DELIVERIES)
         self._expired: Case = Case.EXPIRED_DROPPED if options.get("expired") == "drop" else Case.EXPIRED
         self._handler_timeout = options.get("handler_timeout")
+        self.claims = Claims(Idempotency.of(options["idempotency"]), mover) if "idempotency" in options else None
+        """Of idempotent handling."""
         self._subscribing: dict[str, object] = {"name": name}
         if "priority" in options:
             self._subscribing["priority"] = options["priority"]
@@ -264,6 +268,9 @@ class Consumer:
         watched = telemetry.tracing or telemetry.metering
         span = telemetry.process_span(self.queue, message.envelope, delivery.headers) if telemetry.tracing else None
         began = time.perf_counter() if watched else 0.0
+        if self.claims is not None:
+            await self._handle_once(self.claims, message, span, began, task)
+            return
         if telemetry.metering:
             telemetry.started()
         try:
@@ -280,7 +287,33 @@ class Consumer:
             if not await self.mover.accept(delivery):
                 self._gone.discard(delivery)
             return
-        decision = self._decide(answer, message)
+        await self._carry_out(self._decide(answer, message), message, span, began)
+
+    async def _handle_once(
+        self, claims: Claims, message: Message[Any], span: Span | None, began: float, task: asyncio.Task[Any]
+    ) -> None:
+        """The same behind a claim on the message."""
+        held, telemetry = await claims.take(message), self._telemetry
+        if isinstance(held, Decision):
+            if self.state is not ConsumerState.CLOSED:
+                await self._carry_out(held, message, span, began)
+            return
+        if telemetry.metering:
+            telemetry.started()
+        try:
+            answer = await claims.hold(held, self._answer(message, CURRENT, self._around.chain, span, task))
+        except BaseException:
+            claims.let_go(held)
+            raise
+        finally:
+            if telemetry.metering:
+                telemetry.ended()
+        if self.state is ConsumerState.CLOSED:
+            claims.let_go(held)
+            return
+        await self._carry_out(await claims.end(held, self._decide(answer, message)), message, span, began)
+
+    async def _carry_out(self, decision: Decision, message: Message[Any], span: Span | None, began: float) -> None:
         if decision.row.copy == "none":
             await self._settle(decision, message, span, began)
         else:
@@ -475,6 +508,8 @@ class Consumer:
             self.state = ConsumerState.CLOSED
             self._call.leave_threads()
             await self._end_tasks(me)
+            if self.claims is not None:
+                await self.claims.at_rest()
             if subscription is not None:
                 await until(max(end, time.monotonic()) + CLOSING, subscription.close())
             self._ended(self)

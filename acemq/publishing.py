@@ -348,18 +348,34 @@ class Outbound:
 
     async def move(self, outgoing: Outgoing) -> PublishResult:
         """A copy, confirmed and mandatory, also while the connection closes. How it ended is a value, never raised."""
-        if not self.permits.take_now() and not await self.permits.take_some(1, self._timeout):
-            return PublishResult(Published.REFUSED, port.TimedOut(self.permits.shortage(self._timeout)))
-        try:
-            (result,) = await self._transport.publish((outgoing,), within=self._timeout)
-        except AcemqError as error:
-            self.permits.give(1)
-            return PublishResult(Published.REFUSED if isinstance(error, ClosedError) else Published.FAILED, error)
-        except BaseException:
-            self.permits.owe(1)
-            raise
-        self.permits.give(1)
+        (result,) = await self.move_some((outgoing,), self._timeout)
         return result
+
+    async def move_some(self, batch: Sequence[Outgoing], within: timedelta) -> Sequence[PublishResult]:
+        """The same for as many of them as there is room for, the first ones and one at least: a result each, in order.
+
+        `within` bounds all of it.
+        """
+        began = time.perf_counter()
+        taken = await self.permits.take_some(len(batch), within)
+        if not taken:
+            return [PublishResult(Published.REFUSED, port.TimedOut(self.permits.shortage(within)))]
+        try:
+            results = await self._transport.publish(batch[:taken], within=_left(within, began))
+        except AcemqError as error:
+            self.permits.give(taken)
+            outcome = Published.REFUSED if isinstance(error, ClosedError) else Published.FAILED
+            return [PublishResult(outcome, error)] * taken
+        except BaseException:
+            self.permits.owe(taken)
+            raise
+        self.permits.give(taken)
+        return results
+
+    @property
+    def timeout(self) -> timedelta:
+        """Of a publish, unless its own options say otherwise."""
+        return self._timeout
 
     # Encoding
 

@@ -131,6 +131,7 @@ class OutboxBatch(msgspec.Struct, frozen=True):
     lease: timedelta = RELAY_LEASE
 
 
+@runtime_checkable
 class OutboxStore(Protocol):
     """What a relay needs."""
 

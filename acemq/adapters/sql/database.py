@@ -119,8 +119,9 @@ class Database:
         # Not `Session.execute`, which might flush what the caller is not done with.
         return given if isinstance(given, Connection) else given.connection()
 
-    def check_same(self, engine: Engine, what: str) -> None:
+    def check_same(self, engine: AsyncEngine | Engine, what: str) -> None:
         """Refuse an engine of another database: the two would not commit together."""
+        engine = engine.sync_engine if isinstance(engine, AsyncEngine) else engine
         if engine.pool is not self.sync_engine.pool and _identity(engine) != self.identity:
             raise ConfigurationError(
                 f"{what} {_named(engine)}, and the store on {_named(self.sync_engine)}: "

@@ -105,9 +105,14 @@ class DbIdempotencyStore:
         given = self._given(key, _CONFIRMED, check_duration("retention", retention), fingerprint)
         return self._database.run_within_sync(within, lambda connection, _: self._claim_in_work(connection, given, key))
 
+    @property
+    def engine(self) -> Engine:
+        """The synchronous side of the engine it was made with."""
+        return self._database.sync_engine
+
     def check_same(self, engine: AsyncEngine | Engine, what: str) -> None:
-        """Refuse an engine of another database, beginning the error with `what`."""
-        self._database.check_same(engine.sync_engine if isinstance(engine, AsyncEngine) else engine, what)
+        """Refuse an engine of another database: `ConfigurationError`, beginning with `what`."""
+        self._database.check_same(engine, what)
 
     # The table
 

@@ -231,6 +231,10 @@ class DbOutboxStore:
 
         return await self._database.run(work)
 
+    def check_same(self, engine: AsyncEngine | Engine, what: str) -> None:
+        """Refuse an engine of another database: `ConfigurationError`, beginning with `what`."""
+        self._database.check_same(engine, what)
+
     # The table
 
     def create_table_sql(self, dialect: str | None = None) -> str:
