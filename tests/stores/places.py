@@ -38,6 +38,7 @@ def begins_itself(engine: Engine) -> None:
     def connected(connection: Any, _: object) -> None:
         connection.isolation_level = None
         connection.execute("PRAGMA journal_mode = WAL")
+        connection.execute("PRAGMA foreign_keys = ON")
 
     @event.listens_for(engine, "begin")
     def begun(connection: Any) -> None:

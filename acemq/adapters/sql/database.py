@@ -284,7 +284,7 @@ def _is_about_the_table(error: DBAPIError) -> bool:
     said = str(orig)
     return (
         state in ("42P01", "42703")  # PostgreSQL: undefined table, undefined column
-        or number in (1146, 1054)  # MySQL and MariaDB: the same
+        or number in (1146, 1054, 1176)  # MySQL and MariaDB: the same, and an undefined index
         or said.startswith(("no such table", "no such column"))
         or " has no column named " in said
     )
