@@ -517,6 +517,9 @@ class Connection:
     def detach(self, what: object) -> None:
         self._attached.pop(what, None)
 
+    def has_health(self, name: str) -> bool:
+        return self._checks.has(name)
+
     def drop_health(self, name: str) -> None:
         """What `add_health` has named is no part any more."""
         self._checks.drop(name)

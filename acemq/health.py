@@ -74,6 +74,9 @@ class Checks:
             raise ConfigurationError(f"name={name!r}: {taken}")
         self._own[name] = check
 
+    def has(self, name: str) -> bool:
+        return name in self._own
+
     def drop(self, name: str) -> None:
         self._own.pop(name, None)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
@@ -227,6 +228,8 @@ class OutboxRelay:
         try:
             if isinstance(store, OutboxKeeper):
                 await store.check()
+            names = (self.name if n == 1 else f"{self.name} ({n})" for n in itertools.count(1))
+            self.name = next(name for name in names if not self._connection.has_health(name))
             self._connection.add_health(self.name, self._health)
         except BaseException:
             self._connection.detach(self)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 from weakref import WeakSet
 
@@ -13,6 +14,7 @@ from sqlalchemy.orm import Session, SessionTransaction
 
 ALIVE_EVERY = 30.0
 """Seconds after which a listener that heard nothing asks whether its connection still is one."""
+CLOSING = 1.0
 COMMITTING = 0.02
 """Seconds. SQLAlchemy tells of the commit of a connection when it begins; what is slower, the interval finds."""
 
@@ -76,12 +78,14 @@ async def listen_on(engine: AsyncEngine, channel: str, wake: Callable[[], None])
         driver: Any = raw.driver_connection
         # Out of the pool, so that a pool of one connection still has one.
         raw.detach()
-        await connection.exec_driver_sql(f'LISTEN "{channel}"')
-        wake()  # what was committed before it listened
-        if hasattr(driver, "add_listener"):
-            await _asyncpg(driver, channel, wake)
-        else:
-            await _psycopg(driver, wake)
+        try:
+            await connection.exec_driver_sql(f'LISTEN "{channel}"')
+            wake()  # what was committed before it listened
+            await (_asyncpg(driver, channel, wake) if hasattr(driver, "add_listener") else _psycopg(driver, wake))
+        finally:
+            # By the driver, as the pool has no hold on it any more; and not for long, as its server may be gone.
+            with suppress(TimeoutError):
+                await asyncio.wait_for(driver.close(), CLOSING)
 
 
 async def _asyncpg(driver: Any, channel: str, wake: Callable[[], None]) -> None:
