@@ -33,17 +33,17 @@ def record(id: str, *, queue: str = "q", key: str | None = None, payload: object
 
 
 class Log:
-    """The ids that were put into the broker, in order."""
+    """The ids that this connection has handed to its transport for the library, in order."""
 
     def __init__(self, mq: AceMQ) -> None:
         self.ids: list[str] = []
-        publish = mq.transport.publish
+        move_some = mq.outbound.move_some
 
-        async def logged(batch: Any, **options: Any) -> Any:
+        async def logged(batch: Any, within: timedelta) -> Any:
             self.ids += [outgoing.message_id for outgoing in batch]
-            return await publish(batch, **options)
+            return await move_some(batch, within)
 
-        mq.transport.publish = logged  # type: ignore[method-assign]
+        mq.outbound.move_some = logged  # type: ignore[method-assign]
 
     def of(self, prefix: str) -> list[str]:
         return [id for id in self.ids if id.startswith(prefix)]
