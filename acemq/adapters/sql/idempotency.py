@@ -168,7 +168,8 @@ class DbIdempotencyStore:
             if sql.try_lock is not None:
                 lock = number_of(self._table.fullname, check_claim_key(key))
                 if not connection.execute(sql.try_lock, {"lock": lock}).scalar_one():
-                    return Claim("in_progress")
+                    # Another looks at it just now. What is known of it already is known here, too.
+                    return self._known(connection, given, key) or Claim("in_progress")
             try:
                 return self._try(connection, given, key, wait_at_most=1) or Claim("in_progress")
             except OperationalError as error:
@@ -188,7 +189,10 @@ class DbIdempotencyStore:
                 token = self._claim_on_mysql(connection, given, wait_at_most)
             if token is not None:
                 return Claim("claimed", int(token))
-            row = connection.execute(sql.look, {"key": given["key"]}).first()
+            return self._known(connection, given, key)
+
+    def _known(self, connection: Connection, given: dict[str, Any], key: str) -> Claim | None:
+        row = connection.execute(self._sql.look, {"key": given["key"]}).first()
         if row is None:
             return None
         fingerprint = given["fingerprint"]
