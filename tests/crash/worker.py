@@ -16,6 +16,7 @@ import msgspec
 
 import acemq
 from acemq import AceMQ, Ack, Message, RetryPolicy
+from tests.crash.database import Kept, begin
 from tests.crash.recording import Recorder
 
 
@@ -51,6 +52,7 @@ class Plan(msgspec.Struct, omit_defaults=True):
     """`hold` waits for ever, else it passes."""
     grace: float = 0
     """SIGTERM closes the connection within so many seconds, and the process ends by itself; 0: it kills."""
+    database: Kept | None = None
     dies_at_settlement: int = 0
     """The n-th time that a broker would be told how a delivery ended, the process dies instead; 0: never."""
 
@@ -75,6 +77,8 @@ async def work(plan: Plan) -> None:
             for name in ("a", "b"):
                 described = described.step(name, step(name, recorder))
             await open_things.enter_async_context(described.start(only=plan.steps))
+        if plan.database is not None:
+            await begin(plan.database, mq, recorder, open_things)
         terminated = asyncio.Event()
         if plan.grace:
             asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, terminated.set)
