@@ -226,6 +226,8 @@ class OutboxListening(Protocol):
 
 
 class Claim(msgspec.Struct, frozen=True):
+    """The answer of a store to a claim."""
+
     answer: Literal["claimed", "duplicate", "in_progress"]
     """duplicate: handled and confirmed; in_progress: another holds it, and its lease runs."""
     token: int = 0
