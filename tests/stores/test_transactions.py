@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -258,13 +258,14 @@ async def test_engines_that_cannot_keep_an_outbox_are_refused(place: Sql) -> Non
 async def test_a_record_that_no_column_holds_is_refused_before_any_query(place: Sql) -> None:
     store = await place.outbox()
     async with place.session() as session:
-        for bad in (
+        refused: list[Callable[[], OutboxRecord]] = [
             lambda: record(1, key="k" * 256),
             lambda: record(1, key="a\0b"),
             lambda: OutboxRecord.of("", "q", 1, envelope=Envelope.of("t", id="x" * 65)),
             lambda: OutboxRecord.of("", "", 1),
             lambda: OutboxRecord.of("orders", "k" * 256, 1),
-        ):
+        ]
+        for bad in refused:
             with pytest.raises(ConfigurationError):
                 await store.add(bad(), session)
         with pytest.raises(EncodeError):

@@ -44,11 +44,7 @@ class Database:
             raise ConfigurationError(f"engine={engine!r} is no SQLAlchemy engine; make one with create_async_engine()")
         self.sync_engine = engine.sync_engine if isinstance(engine, AsyncEngine) else engine
         self.dialect = self.sync_engine.dialect
-        if self.dialect.name not in _KINDS:
-            raise ConfigurationError(
-                f"{self.dialect.name!r} is not known here; PostgreSQL, MySQL, MariaDB and SQLite are"
-            )
-        self.kind = _KINDS[self.dialect.name]
+        self.kind = kind_of(self.dialect.name)
         if isinstance(self.sync_engine.pool, StaticPool | SingletonThreadPool):
             raise ConfigurationError(
                 "an in-memory SQLite database has one connection: a store's commit on it would commit its callers' "
@@ -266,9 +262,14 @@ def _shown(within: object) -> str:
     return type(within).__name__
 
 
+def kind_of(dialect: str) -> Kind:
+    if dialect not in _KINDS:
+        raise ConfigurationError(f"dialect={dialect!r} is none of {', '.join(sorted(_KINDS))}")
+    return _KINDS[dialect]
+
+
 def _dialect(kind: str) -> Any:
-    if kind not in _KINDS:
-        raise ConfigurationError(f"dialect={kind!r} is none of {', '.join(sorted(_KINDS))}")
+    kind_of(kind)
     return make_url(f"{kind}://").get_dialect()()
 
 

@@ -13,7 +13,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession
 from sqlalchemy.orm import Session
 
 from acemq.adapters.memory import check_ceiling
-from acemq.adapters.sql.database import Database, check_identifier, is_duplicate, number_of, private_metadata
+from acemq.adapters.sql.database import Database, check_identifier, is_duplicate, kind_of, number_of, private_metadata
 from acemq.adapters.sql.header_text import from_text, to_text
 from acemq.adapters.sql.outbox_sql import Statements
 from acemq.adapters.sql.tables import SLOTS, outbox_table, slots_table
@@ -66,7 +66,7 @@ class DbOutboxStore:
         self._backoff = check_duration("backoff", backoff, zero=True)
         self._database = database = Database(engine)
         self._metadata = private_metadata(schema)
-        self._table = outbox_table(table, self._metadata)
+        self._table = outbox_table(table, self._metadata, database.kind)
         slots = slots_table(table, self._metadata if database.kind == "mysql" else MetaData())
         channel = None
         if notify and database.kind == "postgresql":
@@ -241,7 +241,7 @@ class DbOutboxStore:
         """What makes the table and its indexes, as text; `dialect` other than the engine's: postgresql, mysql, …"""
         kind = dialect or self._database.dialect.name
         metadata = MetaData(schema=self._metadata.schema)
-        outbox_table(self.name, metadata)
+        outbox_table(self.name, metadata, kind_of(kind))
         statements = self._database.statements(metadata, kind)
         if kind in ("mysql", "mariadb"):
             slots_table(self.name, slots := MetaData(schema=self._metadata.schema))
@@ -255,7 +255,7 @@ class DbOutboxStore:
         """
         if self._database.kind == "mysql":
             slots_table(self.name, metadata)
-        return outbox_table(self.name, metadata)
+        return outbox_table(self.name, metadata, self._database.kind)
 
     async def create(self) -> None:
         """Make the table where it is missing; safe from many processes at once. `TopologyError`: it is another one."""

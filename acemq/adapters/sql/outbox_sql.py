@@ -38,14 +38,14 @@ class Statements:
             given = [bindparam(each, type_=types.get(each, _NUMBER), expanding=each in _LISTS) for each in names]
             return text(statement).bindparams(*given)
 
+        waits = "f.published_at IS NULL" if kind == "mysql" else "COALESCE(f.published_at, 0) = 0"
         due = (
             f"r.published_at IS NULL AND r.attempts < :ceiling AND (r.leased_until IS NULL OR r.leased_until <= {now}) "
             f"AND (r.not_before IS NULL OR r.not_before <= {now}) "
             # Of each key the foremost alone, whatever keeps it: a failure, a lease, its retirement.
-            f"AND (r.order_key IS NULL OR NOT EXISTS (SELECT 1 FROM {t} f WHERE f.order_key = r.order_key "
-            f"AND f.published_at IS NULL AND f.seq < r.seq)) "
-            # The first term is always NULL here; named, it makes one walk along the index of it.
-            f"ORDER BY r.published_at, r.created_at, r.id LIMIT :most"
+            f"AND (r.order_key IS NULL OR r.seq = (SELECT f.seq FROM {t} f WHERE f.order_key = r.order_key "
+            f"AND {waits} ORDER BY f.seq LIMIT 1)) "
+            f"ORDER BY r.created_at, r.id LIMIT :most"
         )
         taken = f"SET lease_token = 1 + (SELECT max(lease_token) FROM due), leased_until = {now} + :lease"
         notify = f", pg_notify('{channel}', '')" if channel else ""
@@ -96,7 +96,9 @@ class Statements:
         self.leased = sql(f"SELECT {COLUMNS}, lease_token FROM {t} WHERE seq IN :seqs")
         self.is_there = sql(f"SELECT seq FROM {t} WHERE id = :id" + (" FOR UPDATE" if kind == "mysql" else ""))
 
-        held = "id IN :ids AND lease_token = :token AND published_at IS NULL"
+        # Found by their ids, and by no index of what is pending, which is long when they are late.
+        still = "lease_token = :token AND COALESCE(published_at, 0) = 0"
+        held = f"id IN :ids AND {still}"
         self.published = sql(f"UPDATE {t} SET published_at = {now}, leased_until = NULL WHERE {held}")
         self.published_and_gone = sql(f"DELETE FROM {t} WHERE {held}")
         self.give_back = sql(f"UPDATE {t} SET leased_until = NULL WHERE {held}")
@@ -105,7 +107,7 @@ class Statements:
             f"UPDATE {t} SET last_error = :error, leased_until = NULL, "
             f"not_before = CASE WHEN :backoff > 0 THEN {now} + {wait} ELSE :backoff * (1 << attempts) END END, "
             # Last, as MySQL goes from left to right and would count with the new one.
-            f"attempts = attempts + 1 WHERE id = :id AND lease_token = :token AND published_at IS NULL"
+            f"attempts = attempts + 1 WHERE id = :id AND {still}"
         )
         self.pending_count = sql(f"SELECT count(*) FROM {t} WHERE published_at IS NULL")
         self.status = sql(
@@ -114,12 +116,14 @@ class Statements:
         )
         self.retired = sql(
             f"SELECT {COLUMNS}, lease_token FROM {t} WHERE published_at IS NULL AND attempts >= :ceiling "
-            f"ORDER BY published_at, created_at, id LIMIT :most"
+            f"ORDER BY created_at, id LIMIT :most"
         )
-        self.release = sql(f"UPDATE {t} SET attempts = 0, not_before = NULL WHERE id = :id AND published_at IS NULL")
+        self.release = sql(
+            f"UPDATE {t} SET attempts = 0, not_before = NULL WHERE id = :id AND COALESCE(published_at, 0) = 0"
+        )
         self.discard = sql(
             f"UPDATE {t} SET published_at = {now}, leased_until = NULL, last_error = :error "
-            f"WHERE id = :id AND published_at IS NULL AND attempts >= :ceiling"
+            f"WHERE id = :id AND COALESCE(published_at, 0) = 0 AND attempts >= :ceiling"
         )
         old = "published_at < :before ORDER BY published_at LIMIT :most"
         skipping = " FOR UPDATE SKIP LOCKED" if kind == "postgresql" else ""
