@@ -282,7 +282,7 @@ class Idempotency(msgspec.Struct, frozen=True, kw_only=True):
     """`body_fingerprint`: the same key with another body is a conflict, and no duplicate."""
 
     def __post_init__(self) -> None:
-        if not isinstance(self.store, IdempotencyStore):
+        if not isinstance(self.store, IdempotencyStore):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise ConfigurationError(
                 f"idempotency={self.store!r} is no store: it needs claim, renew, confirm and release"
             )

@@ -62,7 +62,11 @@ class StepOptions(TypedDict, total=False):
 def of_step(step: str, idempotency: Idempotency) -> Idempotency:
     """Its keys are `{step}:{key}` (CONTRACT.md section 13): a message keeps its id from step to step."""
     key = idempotency.key
-    return replace(idempotency, key=lambda message: f"{step}:{key(message)}")
+
+    def of_this_step(message: Message[Any]) -> str:
+        return f"{step}:{key(message)}"
+
+    return replace(idempotency, key=of_this_step)
 
 
 class Step(msgspec.Struct, frozen=True):

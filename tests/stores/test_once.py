@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from sqlalchemy import text
-from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_async_engine
+from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
 
 from acemq import (
     AceMQ,
@@ -207,6 +207,9 @@ async def test_two_at_once_are_one_run_and_the_other_waits_outside(shop: Shop) -
 
 @pytest.mark.parametrize("place", ["sqlite"], indirect=True)
 async def test_what_does_not_go_together_is_refused(shop: Shop, tmp_path: Path) -> None:
+    def plain(message: Message[int], unit: Unit) -> None: ...
+
+    at_once: Any = plain
     elsewhere = create_async_engine(f"sqlite+aiosqlite:///{tmp_path / 'elsewhere.db'}")
     mq = shop.mq
     with pytest.raises(ConfigurationError, match=r"session= is on .*elsewhere.*one transaction cannot be on both"):
@@ -216,7 +219,7 @@ async def test_what_does_not_go_together_is_refused(shop: Shop, tmp_path: Path) 
     with pytest.raises(ConfigurationError, match="retention="):
         mq.once(bill, session=shop.sessions, inbox=shop.inbox, retention=timedelta())
     with pytest.raises(HandlerTypeError, match="async def"):
-        mq.once(lambda message, unit: None, session=shop.sessions, inbox=shop.inbox)  # type: ignore[arg-type,return-value]
+        mq.once(at_once, session=shop.sessions, inbox=shop.inbox)
     without = mq.once(bill, session=shop.sessions, inbox=shop.inbox)
     async with mq.consume("orders", int, without, retry=RetryPolicy.none()) as consumer:
         await mq.send("orders", 1)
@@ -233,11 +236,8 @@ async def test_a_session_of_another_database_found_late_leaves_nothing(shop: Sho
     elsewhere = create_async_engine(f"sqlite+aiosqlite:///{tmp_path / 'elsewhere.db'}")
     sessions: Any = async_sessionmaker()  # bound later, so that nothing can be said when once() is called
 
-    def late() -> AsyncSession:
-        return AsyncSession(elsewhere)
-
-    late.kw = sessions.kw  # type: ignore[attr-defined]
-    handler = shop.mq.once(bill, session=late, inbox=shop.inbox)  # type: ignore[arg-type]
+    handler = shop.mq.once(bill, session=sessions, inbox=shop.inbox)
+    sessions.configure(bind=elsewhere)
     async with shop.mq.consume("orders", int, handler, retry=RetryPolicy.none()) as consumer:
         await shop.mq.send("orders", 1)
         await until(lambda: consumer.counters.dead_lettered == 1)

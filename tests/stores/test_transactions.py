@@ -155,7 +155,8 @@ async def test_scoped_sessions_are_sessions(place: Sql, mq: AceMQ) -> None:
         scoped = async_scoped_session(async_sessionmaker(place.engine), scopefunc=asyncio.current_task)
         store = outbox.store
         assert isinstance(store, DbOutboxStore)
-        assert await store.add(record(1), scoped)  # type: ignore[arg-type]
+        within: Any = scoped
+        assert await store.add(record(1), within)
         await scoped.commit()
         await scoped.remove()
         assert await published(mq, outbox) == [1]
@@ -169,7 +170,8 @@ async def test_a_synchronous_engine_serves_writer_and_relay(place: Sql, mq: AceM
     store = DbOutboxStore(engine)
     await store.create()
     sessions = scoped_session(sessionmaker(engine))
-    assert store.add_sync(record(1), sessions)  # type: ignore[arg-type]
+    scoped: Any = sessions
+    assert store.add_sync(record(1), scoped)
     sessions.commit()
     sessions.remove()
     async with place.session() as session, session.begin():
@@ -199,10 +201,12 @@ async def test_what_has_no_transaction_is_refused(place: Sql) -> None:
         pass
     with pytest.raises(ConfigurationError, match="closed"):
         await store.add(record(1), connection)
+    nothing: Any = None
     with pytest.raises(ConfigurationError, match="no AsyncSession"):
-        await store.add(record(1), None)  # type: ignore[arg-type]
+        await store.add(record(1), nothing)
+    asynchronous: Any = place.session()
     with pytest.raises(ConfigurationError, match="no Session"):
-        store.add_sync(record(1), place.session())  # type: ignore[arg-type]
+        store.add_sync(record(1), asynchronous)
     assert await store.pending_count() == 0
 
 
@@ -248,14 +252,16 @@ async def test_a_name_that_is_no_identifier_is_refused(place: Sql) -> None:
 
 @pytest.mark.parametrize("place", ["sqlite"], indirect=True)
 async def test_engines_that_cannot_keep_an_outbox_are_refused(place: Sql) -> None:
+    url: Any = "sqlite://"
     with pytest.raises(ConfigurationError, match="one connection"):
         DbOutboxStore(create_async_engine("sqlite+aiosqlite://"))
     with pytest.raises(ConfigurationError, match="no SQLAlchemy engine"):
-        DbOutboxStore("sqlite://")  # type: ignore[arg-type]
+        DbOutboxStore(url)
 
 
 @pytest.mark.parametrize("place", ["sqlite"], indirect=True)
 async def test_a_record_that_no_column_holds_is_refused_before_any_query(place: Sql) -> None:
+    message: Any = "message"
     store = await place.outbox()
     async with place.session() as session:
         refused: list[Callable[[], OutboxRecord]] = [
@@ -271,7 +277,7 @@ async def test_a_record_that_no_column_holds_is_refused_before_any_query(place: 
         with pytest.raises(EncodeError):
             OutboxRecord.of("", "q", object())
         with pytest.raises(ConfigurationError, match="no OutboxRecord"):
-            await store.add("message", session)  # type: ignore[arg-type]
+            await store.add(message, session)
         assert not session.in_transaction()
 
 
@@ -290,10 +296,10 @@ async def test_an_sqlite_driver_that_begins_late_is_warned_of_once(place: Sql) -
 @pytest.mark.parametrize("place", ["sqlite"], indirect=True)
 async def test_options_that_a_record_does_not_keep_are_refused(place: Sql, mq: AceMQ) -> None:
     async with outbox_at(place, mq) as outbox, place.session() as session:
-        bound = outbox.bind(session)
+        bound: Any = outbox.bind(session)
         for option, value in (("delay", 1), ("mandatory", False), ("priority", 3), ("reply_to", "q"), ("timeout", 1)):
             with pytest.raises(ConfigurationError, match=f"{option}= is not kept"):
-                await bound.send("announced", 1, **{option: value})  # type: ignore[arg-type]
+                await bound.send("announced", 1, **{option: value})
         with pytest.raises(TypeError, match="unexpected"):
-            await bound.send("announced", 1, colour="red")  # type: ignore[call-arg]
+            await bound.send("announced", 1, colour="red")
         assert not session.in_transaction()

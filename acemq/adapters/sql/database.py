@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from hashlib import blake2b
 from typing import Any, Literal, TypeAlias, TypeVar, cast
@@ -44,7 +44,7 @@ class Database:
             raise ConfigurationError(f"engine={engine!r} is no SQLAlchemy engine; make one with create_async_engine()")
         self.sync_engine = engine.sync_engine if isinstance(engine, AsyncEngine) else engine
         self.dialect = self.sync_engine.dialect
-        self.kind = kind_of(self.dialect.name)
+        self.kind: Kind = kind_of(self.dialect.name)
         if isinstance(self.sync_engine.pool, StaticPool | SingletonThreadPool):
             raise ConfigurationError(
                 "an in-memory SQLite database has one connection: a store's commit on it would commit its callers' "
@@ -81,19 +81,19 @@ class Database:
 
     async def run_within(self, within: object, work: Callable[[Connection, Session | None], R]) -> R:
         """In the caller's, which begins with it if it has not begun. It is never committed here, nor rolled back."""
-        given = within() if isinstance(within, async_scoped_session) else within
+        given = cast("object", within()) if isinstance(within, async_scoped_session) else within
         if isinstance(given, AsyncSession):
             return await given.run_sync(lambda session: self.run_within_sync(session, work))
         if isinstance(given, AsyncConnection):
             return await given.run_sync(lambda connection: self.run_within_sync(connection, work))
         synchronous = isinstance(given, Session | Connection | scoped_session)
         advice = "use the verb for synchronous ones" if synchronous else _ADVICE
-        raise ConfigurationError(f"within={_shown(within)} is no AsyncSession and no AsyncConnection; {advice}")
+        raise ConfigurationError(f"within={_kind_name(given)} is no AsyncSession and no AsyncConnection; {advice}")
 
     def run_within_sync(self, within: object, work: Callable[[Connection, Session | None], R]) -> R:
-        given = cast("Session", within()) if isinstance(within, scoped_session) else within
+        given = cast("object", within()) if isinstance(within, scoped_session) else within
         if not isinstance(given, Session | Connection):
-            raise ConfigurationError(f"within={_shown(within)} is no Session and no Connection; {_ADVICE}")
+            raise ConfigurationError(f"within={_kind_name(within)} is no Session and no Connection; {_ADVICE}")
         session = given if isinstance(given, Session) else None
         connection = self._connection_of(given)
         self._check_transaction(connection)
@@ -176,10 +176,12 @@ class Database:
                 case "mysql":
                     lock = {"name": f"acemq.{name}"}
                     connection.execute(text("SELECT GET_LOCK(:name, 30)"), lock)
-                    metadata.create_all(connection)
-                    if fill is not None:
-                        fill(connection)
-                    connection.execute(text("SELECT RELEASE_LOCK(:name)"), lock)
+                    try:
+                        metadata.create_all(connection)
+                        if fill is not None:
+                            fill(connection)
+                    finally:
+                        connection.execute(text("SELECT RELEASE_LOCK(:name)"), lock)
                     return
                 case "postgresql":
                     connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": number_of("create", name)})
@@ -210,7 +212,7 @@ class Database:
             )
 
     @contextmanager
-    def translated(self, table: Table) -> Iterator[None]:
+    def translated(self, table: Table) -> Generator[None]:
         """A table that is missing or of another shape is a `TopologyError`, whichever driver says so."""
         try:
             yield
@@ -247,6 +249,10 @@ def private_metadata(schema: str | None) -> MetaData:
     return MetaData(schema=None if schema is None else check_identifier("schema", schema))
 
 
+def _kind_name(within: object) -> str:
+    return type(within).__name__
+
+
 def _identity(engine: Engine) -> object:
     """What two engines of one database have in common, whatever their drivers."""
     url = engine.url
@@ -256,10 +262,6 @@ def _identity(engine: Engine) -> object:
 
 def _named(engine: Engine) -> str:
     return f"{engine.dialect.name} {engine.url.host or ''}/{engine.url.database or ''}"
-
-
-def _shown(within: object) -> str:
-    return type(within).__name__
 
 
 def kind_of(dialect: str) -> Kind:
@@ -275,7 +277,8 @@ def _dialect(kind: str) -> Any:
 
 def is_duplicate(error: DBAPIError) -> bool:
     """Of MySQL, where a statement that failed leaves its transaction as it was."""
-    return bool(getattr(error.orig, "args", ()) and error.orig.args[0] == 1062)  # type: ignore[union-attr]
+    orig: Any = error.orig
+    return bool(getattr(orig, "args", ()) and orig.args[0] == 1062)
 
 
 def _is_about_the_table(error: DBAPIError) -> bool:

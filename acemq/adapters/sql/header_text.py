@@ -38,7 +38,7 @@ def _plain(value: HeaderValue) -> Any:
 
 def _value(plain: Any) -> HeaderValue:
     if isinstance(plain, list):
-        return [_value(inner) for inner in plain]
+        return [_value(inner) for inner in plain]  # pyright: ignore[reportUnknownVariableType]
     if not isinstance(plain, dict):
         return cast("HeaderValue", plain)
     ((kind, inner),) = cast("dict[str, Any]", plain).items()

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from datetime import timedelta
-from typing import Any, TypeVar
+from typing import Any
 
 from sqlalchemy import BigInteger, Connection, Engine, LargeBinary, Table, TextClause, bindparam, text
 from sqlalchemy.engine import CursorResult
@@ -27,8 +26,6 @@ from acemq.adapters.sql.tables import claims_table
 from acemq.clock import check_duration
 from acemq.errors import ConfigurationError, IdempotencyConflictError
 from acemq.stores import RETENTION, Claim, check_claim_key
-
-R = TypeVar("R")
 
 _MILLISECOND = timedelta(milliseconds=1)
 _TRIES = 5
@@ -52,7 +49,21 @@ class DbIdempotencyStore:
 
     async def claim(self, key: str, /, *, lease: timedelta, fingerprint: bytes | None = None) -> Claim:
         """Hold the key for `lease`, in a transaction of its own."""
-        return await self._claim(key, _CLAIMED, check_duration("lease", lease), fingerprint, self._database.run)
+        given = self._given(key, _CLAIMED, check_duration("lease", lease), fingerprint)
+
+        def attempt(connection: Connection) -> Claim | None:
+            return self._try(connection, given, key)
+
+        for left in reversed(range(_TRIES)):
+            try:
+                made = await self._database.run(attempt)
+            except DBAPIError as error:
+                if not (left and _met_another(error)):
+                    raise
+            else:
+                if made is not None:
+                    return made
+        return Claim("in_progress")
 
     async def renew(self, key: str, token: int, /, *, lease: timedelta) -> bool:
         return await self._change(self._sql.renew, key, token, check_duration("lease", lease))
@@ -87,10 +98,10 @@ class DbIdempotencyStore:
         and for its end on SQLite, which has one writer.
         """
 
-        async def run(work: Callable[[Connection], R]) -> R:
-            return await self._database.run_within(within, lambda connection, _: work(connection))
-
-        return await self._claim(key, _CONFIRMED, check_duration("retention", retention), fingerprint, run)
+        given = self._given(key, _CONFIRMED, check_duration("retention", retention), fingerprint)
+        return await self._database.run_within(
+            within, lambda connection, _: self._claim_in_work(connection, given, key)
+        )
 
     def claim_within_sync(
         self,
@@ -143,24 +154,6 @@ class DbIdempotencyStore:
             "length": length // _MILLISECOND,
             "fingerprint": fingerprint,
         }
-
-    async def _claim(
-        self, key: str, state: str, length: timedelta, fingerprint: bytes | None, run: Callable[..., Any]
-    ) -> Claim:
-        given = self._given(key, state, length, fingerprint)
-        if state == _CONFIRMED:
-            claim: Claim = await run(lambda connection: self._claim_in_work(connection, given, key))
-            return claim
-        for left in reversed(range(_TRIES)):
-            try:
-                made: Claim | None = await run(lambda connection: self._try(connection, given, key))
-            except DBAPIError as error:
-                if not (left and _met_another(error)):
-                    raise
-            else:
-                if made is not None:
-                    return made
-        return Claim("in_progress")
 
     def _claim_in_work(self, connection: Connection, given: dict[str, Any], key: str) -> Claim:
         sql = self._sql

@@ -90,8 +90,15 @@ async def listen_on(engine: AsyncEngine, channel: str, wake: Callable[[], None])
 
 async def _asyncpg(driver: Any, channel: str, wake: Callable[[], None]) -> None:
     lost = asyncio.Event()
-    await driver.add_listener(channel, lambda *_: wake())
-    driver.add_termination_listener(lambda *_: lost.set())
+
+    def notified(*_: object) -> None:
+        wake()
+
+    def terminated(*_: object) -> None:
+        lost.set()
+
+    await driver.add_listener(channel, notified)
+    driver.add_termination_listener(terminated)
     while True:
         try:
             await asyncio.wait_for(lost.wait(), ALIVE_EVERY)
