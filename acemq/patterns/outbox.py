@@ -17,9 +17,7 @@ from acemq.topology import check_key
 from acemq.transport import Outgoing
 
 if TYPE_CHECKING:
-    from sqlalchemy import Connection as SyncConnection
-    from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
-    from sqlalchemy.orm import Session
+    from acemq.adapters.sql.database import AsyncWithin, SyncWithin
 
 BATCH_MOST = 1_000
 _NOT_KEPT = (
@@ -39,11 +37,11 @@ class Outbox:
             )
         self.connection, self.store = connection, store
 
-    def bind(self, within: AsyncSession | AsyncConnection) -> BoundOutbox:
+    def bind(self, within: AsyncWithin) -> BoundOutbox:
         """For one transaction of the caller's. Nothing is committed, rolled back or flushed on its behalf."""
         return BoundOutbox(self.connection, self._writer(), within)
 
-    def bind_sync(self, within: Session | SyncConnection) -> BoundSyncOutbox:
+    def bind_sync(self, within: SyncWithin) -> BoundSyncOutbox:
         """The same for a synchronous session or connection, in whatever thread it is used."""
         return BoundSyncOutbox(self.connection, self._writer(), within)
 
@@ -73,7 +71,7 @@ class Outbox:
 class BoundOutbox:
     """Writes messages down within one transaction. They leave after its commit, or never."""
 
-    def __init__(self, connection: Connection, store: OutboxWriter, within: AsyncSession | AsyncConnection) -> None:
+    def __init__(self, connection: Connection, store: OutboxWriter, within: AsyncWithin) -> None:
         self._connection, self._store, self._within = connection, store, within
 
     async def publish(
@@ -113,7 +111,7 @@ class BoundOutbox:
 class BoundSyncOutbox:
     """The same where nothing is awaited. A `before_publish` hook has to be a plain `def` here."""
 
-    def __init__(self, connection: Connection, store: OutboxWriter, within: Session | SyncConnection) -> None:
+    def __init__(self, connection: Connection, store: OutboxWriter, within: SyncWithin) -> None:
         self._connection, self._store, self._within = connection, store, within
 
     def publish(

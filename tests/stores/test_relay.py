@@ -429,7 +429,8 @@ async def test_an_idle_relay_asks_at_most_once_a_second(place: Sql, mq: AceMQ) -
         await until(lambda: relay.counters.sweeps >= 1)
         began, before = time.monotonic(), len(statements)
         await until(lambda: relay.counters.sweeps >= 4, within=10)
-        assert len(statements) - before <= (time.monotonic() - began) + 3  # housekeeping, once in half a minute
+        asked = [statement for statement in statements[before:] if statement != "BEGIN"]
+        assert len(asked) <= (time.monotonic() - began) + 3  # housekeeping, once in half a minute
 
 
 # Keeping and purging

@@ -155,8 +155,7 @@ async def test_scoped_sessions_are_sessions(place: Sql, mq: AceMQ) -> None:
         scoped = async_scoped_session(async_sessionmaker(place.engine), scopefunc=asyncio.current_task)
         store = outbox.store
         assert isinstance(store, DbOutboxStore)
-        within: Any = scoped
-        assert await store.add(record(1), within)
+        assert await store.add(record(1), scoped)
         await scoped.commit()
         await scoped.remove()
         assert await published(mq, outbox) == [1]
@@ -170,8 +169,7 @@ async def test_a_synchronous_engine_serves_writer_and_relay(place: Sql, mq: AceM
     store = DbOutboxStore(engine)
     await store.create()
     sessions = scoped_session(sessionmaker(engine))
-    scoped: Any = sessions
-    assert store.add_sync(record(1), scoped)
+    assert store.add_sync(record(1), sessions)
     sessions.commit()
     sessions.remove()
     async with place.session() as session, session.begin():

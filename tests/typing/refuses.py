@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from acemq import AceMQ, Batch, Message
-from tests.typing.accepts import Order, Priced, Shipped, load, maybe, note, price, ship
+from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker
+
+from acemq import AceMQ, Batch, DbIdempotencyStore, DbOutboxStore, Message
+from tests.typing.accepts import Order, Priced, Shipped, bill, load, maybe, note, price, ship
 
 
 async def wants_shipped(shipped: Shipped) -> None: ...
@@ -61,3 +63,17 @@ async def in_hand(mq: AceMQ) -> None:
     if pulled:
         cents: int = pulled.payload  # type: ignore[assignment]  # pyright: ignore[reportAssignmentType]
         print(cents)
+
+
+async def outboxes(mq: AceMQ, sessions: async_sessionmaker[AsyncSession], store: DbOutboxStore) -> None:
+    async with sessions() as session:
+        mq.outbox(store).bind_sync(session)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+        await store.add(Order("1"), session)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    mq.outbox(session)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    mq.consume("o", Order, note, idempotency=store)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+
+
+def units(mq: AceMQ, sessions: async_sessionmaker[AsyncSession], inbox: DbIdempotencyStore) -> None:
+    once = mq.once(bill, session=sessions, inbox=inbox)
+    mq.consume("o", Priced, once)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    mq.once(note, session=sessions, inbox=inbox)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]

@@ -21,7 +21,8 @@ from acemq.errors import ConfigurationError, TopologyError
 
 R = TypeVar("R")
 Kind: TypeAlias = Literal["postgresql", "mysql", "sqlite"]
-Within: TypeAlias = AsyncSession | AsyncConnection | Session | Connection
+AsyncWithin: TypeAlias = AsyncSession | AsyncConnection | async_scoped_session[Any]
+SyncWithin: TypeAlias = Session | Connection | scoped_session[Any]
 
 _KINDS: dict[str, Kind] = {"postgresql": "postgresql", "mysql": "mysql", "mariadb": "mysql", "sqlite": "sqlite"}
 _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,47}")
@@ -52,9 +53,7 @@ class Database:
             )
         self.identity = _identity(self.sync_engine)
         self._warned = False
-        # Of other settings than the application's: its own transactions are short, and hold no gap of an index.
-        own = {} if self.kind == "sqlite" else {"isolation_level": "READ COMMITTED"}
-        self._engine = engine.execution_options(**own)
+        self._engine = engine.execution_options(**_OWN[self.kind])
 
     @property
     def is_async(self) -> bool:
@@ -66,16 +65,22 @@ class Database:
         return self._engine
 
     async def run(self, work: Callable[[Connection], R]) -> R:
-        """In a short transaction of the store's own. A synchronous engine runs it in a thread."""
-        if isinstance(self._engine, AsyncEngine):
-            async with self._engine.begin() as connection:
-                return await connection.run_sync(work)
-        return await asyncio.to_thread(self._run_now, work)
+        """In a short transaction of the store's own. A synchronous engine runs it in a thread.
 
-    def _run_now(self, work: Callable[[Connection], R]) -> R:
-        assert isinstance(self._engine, Engine)
-        with self._engine.begin() as connection:
-            return work(connection)
+        On PostgreSQL a transaction is one statement, which spares it two round trips; whatever needs more asks for it.
+        """
+        return await self._run(self._engine, work)
+
+    async def _run(self, engine: AsyncEngine | Engine, work: Callable[[Connection], R]) -> R:
+        if isinstance(engine, AsyncEngine):
+            async with engine.begin() as connection:
+                return await connection.run_sync(work)
+
+        def now() -> R:
+            with engine.begin() as connection:
+                return work(connection)
+
+        return await asyncio.to_thread(now)
 
     # In the caller's transaction
 
@@ -91,9 +96,10 @@ class Database:
         raise ConfigurationError(f"within={_kind_name(given)} is no AsyncSession and no AsyncConnection; {advice}")
 
     def run_within_sync(self, within: object, work: Callable[[Connection, Session | None], R]) -> R:
+        kind = type(within).__name__
         given = cast("object", within()) if isinstance(within, scoped_session) else within
         if not isinstance(given, Session | Connection):
-            raise ConfigurationError(f"within={_kind_name(within)} is no Session and no Connection; {_ADVICE}")
+            raise ConfigurationError(f"within={kind} is no Session and no Connection; {_ADVICE}")
         session = given if isinstance(given, Session) else None
         connection = self._connection_of(given)
         self._check_transaction(connection)
@@ -190,7 +196,8 @@ class Database:
             for statement in self.statements(metadata):
                 connection.exec_driver_sql(statement)
 
-        await self.run(work)
+        whole = {"isolation_level": "READ COMMITTED"} if self.kind == "postgresql" else {}
+        await self._run(self._engine.execution_options(**whole), work)
 
     async def check(self, table: Table) -> None:
         """Raise one `TopologyError` that names every column which is missing."""
@@ -222,6 +229,12 @@ class Database:
             raise
 
 
+_OWN: dict[Kind, dict[str, Any]] = {
+    "postgresql": {"isolation_level": "AUTOCOMMIT"},
+    "mysql": {"isolation_level": "READ COMMITTED"},  # its own would lock gaps, and keep callers from inserting
+    "sqlite": {},
+}
+"""For the store's own transactions, whatever the application has chosen for its."""
 _LEGACY = -1
 _ADVICE = "give the session or connection that your transaction runs in"
 _MAKE = "Make it: create_table_sql(), table(metadata) for Alembic, or await create()"

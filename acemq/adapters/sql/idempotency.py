@@ -9,13 +9,14 @@ from typing import Any
 from sqlalchemy import BigInteger, Connection, Engine, LargeBinary, Table, TextClause, bindparam, text
 from sqlalchemy.engine import CursorResult
 from sqlalchemy.exc import DBAPIError, IntegrityError, OperationalError
-from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession
-from sqlalchemy.orm import Session
+from sqlalchemy.ext.asyncio import AsyncEngine
 from sqlalchemy.schema import MetaData
 
 from acemq.adapters.sql.database import (
     NOW,
+    AsyncWithin,
     Database,
+    SyncWithin,
     check_identifier,
     is_duplicate,
     number_of,
@@ -86,7 +87,7 @@ class DbIdempotencyStore:
     async def claim_within(
         self,
         key: str,
-        within: AsyncSession | AsyncConnection,
+        within: AsyncWithin,
         /,
         *,
         retention: timedelta = RETENTION,
@@ -106,7 +107,7 @@ class DbIdempotencyStore:
     def claim_within_sync(
         self,
         key: str,
-        within: Session | Connection,
+        within: SyncWithin,
         /,
         *,
         retention: timedelta = RETENTION,

@@ -9,11 +9,20 @@ from typing import Any
 
 from sqlalchemy import Connection, Engine, MetaData, Row, Table
 from sqlalchemy.exc import IntegrityError
-from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession
+from sqlalchemy.ext.asyncio import AsyncEngine
 from sqlalchemy.orm import Session
 
 from acemq.adapters.memory import check_ceiling
-from acemq.adapters.sql.database import Database, check_identifier, is_duplicate, kind_of, number_of, private_metadata
+from acemq.adapters.sql.database import (
+    AsyncWithin,
+    Database,
+    SyncWithin,
+    check_identifier,
+    is_duplicate,
+    kind_of,
+    number_of,
+    private_metadata,
+)
 from acemq.adapters.sql.header_text import from_text, to_text
 from acemq.adapters.sql.outbox_sql import Statements
 from acemq.adapters.sql.tables import SLOTS, outbox_table, slots_table
@@ -77,7 +86,7 @@ class DbOutboxStore:
 
     # Writing down
 
-    async def add(self, record: OutboxRecord, within: AsyncSession | AsyncConnection, /) -> bool:
+    async def add(self, record: OutboxRecord, within: AsyncWithin, /) -> bool:
         """In the caller's transaction, which begins with it if it has not begun. False: that id is there already.
 
         With a key it waits for the transaction that added the same key before it, until that one is over.
@@ -87,7 +96,7 @@ class DbOutboxStore:
             within, lambda connection, session: self._add(record, connection, session)
         )
 
-    def add_sync(self, record: OutboxRecord, within: Session | Connection, /) -> bool:
+    def add_sync(self, record: OutboxRecord, within: SyncWithin, /) -> bool:
         """The same for synchronous sessions and connections."""
         return self._database.run_within_sync(within, functools.partial(self._add, _check(record)))
 
