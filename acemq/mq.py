@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import timedelta
-from typing import TYPE_CHECKING, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
 from acemq.connect_options import ConnectOptions
 from acemq.connection import Connection
@@ -58,7 +58,7 @@ class AceMQ(Connection):
         session: async_sessionmaker[AsyncSession],
         inbox: DbIdempotencyStore,
         outbox: DbOutboxStore | None = None,
-        key: Callable[[Message[T]], str] = envelope_id,
+        key: Callable[[Message[Any]], str] = envelope_id,
         retention: timedelta = RETENTION,
     ) -> Handler[T]:
         """A handler for `consume`: claim, writes and announcements of `handler` are one commit, and then it accepts.

@@ -70,8 +70,11 @@ class Bench:
                 await self.store.add(OutboxRecord.of("", QUEUE, PAYLOAD), session)
 
     async def empty(self) -> None:
+        """As new: rows that are only deleted go on being looked at until somebody vacuums."""
         async with self.engine.begin() as connection:
-            await connection.execute(text("DELETE FROM acemq_outbox"))
+            await connection.execute(
+                text(f"{'TRUNCATE' if self.database == 'postgresql' else 'DELETE FROM'} acemq_outbox")
+            )
 
     async def relay(self) -> dict[str, float]:
         await self.empty()

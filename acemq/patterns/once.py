@@ -76,7 +76,7 @@ class Once(Generic[T]):
         session: async_sessionmaker[AsyncSession],
         inbox: Inbox,
         outbox: Outbox | None,
-        key: Callable[[Message[T]], str],
+        key: Callable[[Message[Any]], str],
         retention: timedelta,
     ) -> None:
         if not is_async(handler):
