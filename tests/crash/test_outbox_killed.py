@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator
 from datetime import timedelta
@@ -10,7 +11,9 @@ from typing import Any
 
 import pytest
 
-from acemq import AceMQ, DbIdempotencyStore, DbOutboxStore, Envelope, OutboxRecord, Topology
+import acemq
+from acemq import AceMQ, DbIdempotencyStore, DbOutboxStore, Envelope, OutboxRecord, RelayState, Topology
+from tests.conftest import StartRabbitMQ
 from tests.crash.conftest import remove
 from tests.crash.database import Kept
 from tests.crash.process import Workers
@@ -184,6 +187,27 @@ async def test_a_thousand_messages_delivered_twice_and_twenty_kills_are_one_effe
     assert rows == list(range(1_000))
     assert set(await arrived(mq, announced)) == {f"invoice-{n}" for n in range(1_000)}
     await remove(mq, queue)
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("place", ["sqlite"], indirect=True)
+async def test_m091_a_broker_that_was_away_costs_no_record_an_attempt(
+    place: Sql, name: str, start_rabbitmq: StartRabbitMQ
+) -> None:
+    server = await asyncio.to_thread(start_rabbitmq)
+    async with acemq.connect(server.url) as mq:
+        await mq.declare(Topology().queue(name, type="classic"))
+        async with mq.outbox(DbOutboxStore(place.engine)).relay(interval=timedelta(milliseconds=100)) as relay:
+            await asyncio.to_thread(server.kill)
+            await until(lambda: relay.state is RelayState.HELD_UP)
+            sweeps = relay.counters.sweeps
+            ids = await written(place, name, 30)
+            await until(lambda: mq.state.dials >= 3, within=30)
+            assert relay.counters.sweeps == sweeps, "it claimed what it cannot publish"
+            await asyncio.to_thread(server.start)
+            await until_async(lambda: nothing_pending(place), within=60)
+            assert (relay.counters.failed, relay.counters.published) == (0, 30)
+        assert sorted(await arrived(mq, name)) == ids
 
 
 @pytest.mark.timeout(120)

@@ -278,6 +278,18 @@ async def test_m091_what_was_not_written_spends_no_attempt(name: str, log: Log, 
 
 
 @EACH
+async def test_what_was_refused_between_claim_and_publish_is_given_back_uncounted(
+    place: Sql, mq: AceMQ, log: Log, name: str
+) -> None:
+    store = await place.outbox()
+    await place.add(store, *(record(f"m-{n}") for n in range(5)))
+    MemoryBroker.named(name).block("disk")
+    assert await mq.outbox(store).sweep() == acemq.Sweep(given_back=5)
+    MemoryBroker.named(name).unblock()
+    assert [each.attempts for each in (await store.claim(10)).records] == [0] * 5
+
+
+@EACH
 async def test_a_relay_goes_on_when_its_store_was_away(
     place: Sql, mq: AceMQ, log: Log, diagnostics: list[Diagnostic]
 ) -> None:
