@@ -60,6 +60,7 @@ def outbox_table(name: str, metadata: MetaData, kind: Kind) -> Table:
         Column("leased_until", BigInteger),
         Column("lease_token", BigInteger, nullable=False, server_default="0"),
         Column("published_at", BigInteger),
+        postgresql_with={"fillfactor": 70},  # a claim then stays on its page, and no index hears of it
         sqlite_autoincrement=True,  # a number that was given away never comes again
         **_MYSQL_OPTIONS,
     )
