@@ -18,7 +18,7 @@ from acemq.telemetry import Diagnostic
 from tests import secret
 from tests.foreign.client import Foreign
 from tests.proxy import Proxy
-from tests.services import CannotBeHad, RabbitMQ, Server, Setting
+from tests.services import CannotBeHad, MariaDB, PostgreSQL, RabbitMQ, Server, Setting
 
 pytest_plugins = ["acemq.testing.conformance.plugin"]  # where acemq is installed, pytest finds it by itself
 
@@ -28,6 +28,12 @@ OBTAIN: dict[str, Callable[[], Server]] = {
     "rabbitmq": RabbitMQ.obtain,
     "start_rabbitmq": RabbitMQ.obtain,
     "start_rabbitmq_for_module": RabbitMQ.obtain,
+    "postgresql": PostgreSQL.obtain,
+    "start_postgresql": PostgreSQL.obtain,
+    "start_postgresql_for_module": PostgreSQL.obtain,
+    "mariadb": MariaDB.obtain,
+    "start_mariadb": MariaDB.obtain,
+    "start_mariadb_for_module": MariaDB.obtain,
 }
 """Fixtures that need a real server, and how it is had."""
 
@@ -105,6 +111,64 @@ def _starter() -> Iterator[StartRabbitMQ]:
 
 start_rabbitmq = pytest.fixture(_starter, name="start_rabbitmq")
 start_rabbitmq_for_module = pytest.fixture(_starter, scope="module", name="start_rabbitmq_for_module")
+
+
+@pytest.fixture(scope="session")
+def postgresql() -> Iterator[PostgreSQL]:
+    """The server that all tests share: they may end its sessions, not kill it."""
+    with _or_skip(PostgreSQL.obtain) as server:
+        yield server
+
+
+@pytest.fixture
+def postgres_url(postgresql: PostgreSQL) -> Iterator[str]:
+    """A database of the test's own on the shared server."""
+    database = f"test_{secrets.token_hex(6)}"
+    yield postgresql.create_database(database)
+    postgresql.drop_database(database)
+
+
+def _starter_of_postgresql() -> Iterator[Callable[..., PostgreSQL]]:
+    """Private servers, started, with settings as in `postgresql.conf`: these a test may kill."""
+    with ExitStack() as servers:
+
+        def start(**settings: str) -> PostgreSQL:
+            return servers.enter_context(_or_skip(lambda: PostgreSQL.obtain(**settings)))
+
+        yield start
+
+
+start_postgresql = pytest.fixture(_starter_of_postgresql, name="start_postgresql")
+start_postgresql_for_module = pytest.fixture(_starter_of_postgresql, scope="module", name="start_postgresql_for_module")
+
+
+@pytest.fixture(scope="session")
+def mariadb() -> Iterator[MariaDB]:
+    """The server that all tests share: they may end its sessions, not kill it."""
+    with _or_skip(MariaDB.obtain) as server:
+        yield server
+
+
+@pytest.fixture
+def mariadb_url(mariadb: MariaDB) -> Iterator[str]:
+    """A database of the test's own on the shared server."""
+    database = f"test_{secrets.token_hex(6)}"
+    yield mariadb.create_database(database)
+    mariadb.drop_database(database)
+
+
+def _starter_of_mariadb() -> Iterator[Callable[..., MariaDB]]:
+    """Private servers, started, with options as of `mariadbd`: these a test may kill."""
+    with ExitStack() as servers:
+
+        def start(**settings: str) -> MariaDB:
+            return servers.enter_context(_or_skip(lambda: MariaDB.obtain(**settings)))
+
+        yield start
+
+
+start_mariadb = pytest.fixture(_starter_of_mariadb, name="start_mariadb")
+start_mariadb_for_module = pytest.fixture(_starter_of_mariadb, scope="module", name="start_mariadb_for_module")
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ import pika.exceptions
 import pytest
 
 from tests.conftest import StartRabbitMQ
-from tests.services import CannotBeHad, LocalServer, RabbitMQ, free_ports, nearest
+from tests.services import CannotBeHad, Database, LocalServer, MariaDB, PostgreSQL, RabbitMQ, free_ports, nearest
 
 
 class Sleeper(LocalServer):
@@ -193,6 +193,36 @@ def test_kill_and_restart_keep_persistent_messages_and_stop_leaves_no_process(
 
     server.stop()
     assert eventually(lambda: not processes_in(server))
+
+
+def test_postgresql_keeps_what_was_committed_over_a_kill_and_a_stop(
+    start_postgresql: Callable[..., PostgreSQL],
+) -> None:
+    server = start_postgresql(max_connections="7")
+    assert server.execute("SHOW max_connections").strip() == "7"
+    check_what_was_committed_stays(server)
+
+
+def test_mariadb_keeps_what_was_committed_over_a_kill_and_a_stop(start_mariadb: Callable[..., MariaDB]) -> None:
+    server = start_mariadb(max_connections="17")
+    assert server.execute("SELECT @@max_connections").strip() == "17"
+    check_what_was_committed_stays(server)
+
+
+def check_what_was_committed_stays(server: Database) -> None:
+    assert server.create_database("mine").endswith("/mine")
+    server.execute("CREATE TABLE kept (n INT)", "mine")
+    server.execute("INSERT INTO kept VALUES (1)", "mine")
+    server.kill()
+    with pytest.raises(RuntimeError, match="ended with"):
+        server.execute("SELECT n FROM kept", "mine")
+    server.restart()
+    server.execute("INSERT INTO kept VALUES (2)", "mine")
+    server.stop()
+    assert not server.is_running()
+    server.start()
+    assert server.execute("SELECT n FROM kept ORDER BY n", "mine").split() == ["1", "2"]
+    server.drop_database("mine")
 
 
 def processes_in(server: RabbitMQ) -> list[str]:
