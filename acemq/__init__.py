@@ -1,7 +1,10 @@
 """Messaging patterns over one compact core, for when messages must not be lost.
 
-Every public name is imported from here. A transport is loaded when a URL first names it.
+Every public name is imported from here. A transport is loaded when a URL first names it, a store when it is asked for.
 """
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 from acemq import blocking
 from acemq.ack import Ack
@@ -47,6 +50,8 @@ from acemq.errors import (
     FatalError,
     HandlerTimeoutError,
     HandlerTypeError,
+    IdempotencyConflictError,
+    LeaseLostError,
     LoopError,
     MessageTooLargeError,
     MissingExtraError,
@@ -72,11 +77,14 @@ from acemq.interceptors import ConsumeInterceptor, PublishInterceptor
 from acemq.message import Handled, Handler, Message, SetAside, current_message
 from acemq.mq import AceMQ, connect
 from acemq.opening import Opening
+from acemq.patterns.once import Unit
 from acemq.patterns.ordered.consumer import OrderedConsumer
 from acemq.patterns.ordered.described import Ordered
 from acemq.patterns.ordered.partition import Halt, OrderedCounters, PartitionFailure
 from acemq.patterns.ordered.queue import OrderedQueue
+from acemq.patterns.outbox import BoundOutbox, BoundSyncOutbox, Outbox
 from acemq.patterns.pipeline import Pipeline, PipelineCounters, RunningPipeline, SlipForm, StepOptions
+from acemq.patterns.relay import OutboxRelay, RelayCounters, RelayState, Sweep
 from acemq.patterns.replay import Replay, ReplayResult, StopReason
 from acemq.patterns.request_reply import RequestCounters, RequestOptions, Responder, Responding
 from acemq.patterns.routing_slip import Itinerary, Route, RoutingSlip, Stop
@@ -93,9 +101,24 @@ from acemq.security import Credentials, CredentialsSource, Tls
 from acemq.settling import ConsumerCounters
 from acemq.stats import QueueStats
 from acemq.stopping import Drained
+from acemq.stores import (
+    Claim,
+    Idempotency,
+    IdempotencyStore,
+    OutboxBatch,
+    OutboxRecord,
+    OutboxStatus,
+    OutboxStore,
+    body_fingerprint,
+    envelope_id,
+)
 from acemq.telemetry import Diagnostic, LogContext
 from acemq.topology import Declaration, QueueOptions, Topology, TopologyMode
 from acemq.transport import ApplyMode, Capabilities, Depth
+
+if TYPE_CHECKING:
+    from acemq.adapters.memory import InMemoryOutboxStore, MemoryIdempotencyStore
+    from acemq.adapters.sql import DbIdempotencyStore, DbOutboxStore
 
 __version__ = "0.1.0"
 
@@ -116,9 +139,12 @@ __all__ = [
     "BlockingMQ",
     "BlockingPulled",
     "BlockingReplay",
+    "BoundOutbox",
+    "BoundSyncOutbox",
     "BytesCodec",
     "Capabilities",
     "CapabilityError",
+    "Claim",
     "ClaimCheckCodec",
     "ClaimStore",
     "ClaimStoreError",
@@ -139,6 +165,8 @@ __all__ = [
     "ConsumerState",
     "Credentials",
     "CredentialsSource",
+    "DbIdempotencyStore",
+    "DbOutboxStore",
     "Declaration",
     "DecodeError",
     "DecryptError",
@@ -161,12 +189,18 @@ __all__ = [
     "HeaderValue",
     "Health",
     "HealthPart",
+    "Idempotency",
+    "IdempotencyConflictError",
+    "IdempotencyStore",
+    "InMemoryOutboxStore",
     "Itinerary",
     "JsonCodec",
     "Keyring",
+    "LeaseLostError",
     "LogContext",
     "LoopError",
     "MemoryClaimStore",
+    "MemoryIdempotencyStore",
     "Message",
     "MessageTooLargeError",
     "MissingExtraError",
@@ -177,6 +211,12 @@ __all__ = [
     "OrderedConsumer",
     "OrderedCounters",
     "OrderedQueue",
+    "Outbox",
+    "OutboxBatch",
+    "OutboxRecord",
+    "OutboxRelay",
+    "OutboxStatus",
+    "OutboxStore",
     "PartitionCountError",
     "PartitionFailure",
     "Payload",
@@ -197,6 +237,8 @@ __all__ = [
     "QueueStats",
     "Receipt",
     "Receiving",
+    "RelayCounters",
+    "RelayState",
     "Replay",
     "ReplayError",
     "ReplayResult",
@@ -224,16 +266,40 @@ __all__ = [
     "StepOptions",
     "Stop",
     "StopReason",
+    "Sweep",
     "SystemClock",
     "TextCodec",
     "Tls",
     "Topology",
     "TopologyError",
     "TopologyMode",
+    "Unit",
     "UnroutableError",
     "WhenBlocked",
     "blocking",
+    "body_fingerprint",
     "connect",
     "current_message",
+    "envelope_id",
     "one_of",
 ]
+
+_STORES = {
+    "DbIdempotencyStore": "acemq.adapters.sql",
+    "DbOutboxStore": "acemq.adapters.sql",
+    "InMemoryOutboxStore": "acemq.adapters.memory",
+    "MemoryIdempotencyStore": "acemq.adapters.memory",
+}
+"""Where each is, loaded when it is first asked for; some need an extra."""
+
+
+def __getattr__(name: str) -> Any:
+    module = _STORES.get(name)
+    if module is None:
+        raise AttributeError(f"module 'acemq' has no attribute {name!r}")
+    try:
+        return getattr(import_module(module), name)
+    except ModuleNotFoundError as missing:
+        if missing.name is None or missing.name.startswith("acemq"):
+            raise
+        raise MissingExtraError(name, module.rpartition(".")[2]) from missing

@@ -85,3 +85,6 @@ class Ack:
 
 
 ACCEPT = Ack(Verdict.ACCEPT)
+
+DUPLICATE = Ack(Verdict.ACCEPT, "duplicate")
+"""Accepted because it was handled before. For the library's own handlers; told apart by identity."""

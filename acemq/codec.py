@@ -276,7 +276,7 @@ def _at_once(made: Any) -> Any:
     """What a codec made, which cannot be waited for here."""
     if inspect.iscoroutine(made):
         made.close()
-        raise ConfigurationError("this codec has to be awaited, and can not be wrapped by one that is not")
+        raise ConfigurationError("this codec has to be awaited, and is used where nothing awaits it")
     return made
 
 

@@ -54,6 +54,7 @@ from acemq.receiving import Receiving
 from acemq.retry import DEFAULT, RetryPolicy
 from acemq.stats import Depths, QueueStats
 from acemq.stopping import Drained, Stop, until
+from acemq.stores import Idempotency
 from acemq.telemetry import CONNECTION_LOST, CONNECTION_RECOVERED, Diagnostic, Gauges, Reading, Reporter, Telemetry
 from acemq.topology import (
     SCHEDULE,
@@ -118,6 +119,7 @@ class Connection:
         self._leases = Leases(self.transport, self.clock) if terms is not None and terms.renewable else None
         self._checks = Checks(self.transport, self._depths, self.clock, self.consumers)
         self._loops: set[asyncio.Task[None]] = set()
+        self._attached: dict[object, Callable[[timedelta], Awaitable[object]]] = {}
         self._interceptors = Interceptors(self.report)
         self.intercept(*options.get("interceptors", ()))
         self._pool = ThreadPoolExecutor(options.get("threads", 32), thread_name_prefix=f"{self.name} handler")
@@ -273,6 +275,8 @@ class Connection:
         """
         check_handler(handler, _class_of(payload), Batch)
         check_duration("within", within)
+        if "idempotency" in options:
+            raise ConfigurationError("idempotency= claims one message at a time; use consume()")
         options = {"concurrency": 1, **options}
         fewest = check_batches(most, options["concurrency"])
         if "prefetch" in options:
@@ -451,6 +455,7 @@ class Connection:
             state.outstanding,
             self._depths.known(KNOWN_FOR),
             {each.queue: each.halted is not None for each in self.consumers if each.halts},
+            max(self.telemetry.outbox_oldest.values(), default=None),
         )
 
     async def _sample(self) -> None:
@@ -476,13 +481,18 @@ class Connection:
         self.outbound.drain()
         for loop in self._loops:
             loop.cancel()
+        closing = [asyncio.ensure_future(close(budget)) for close in tuple(self._attached.values())]
         try:
             try:
-                return await self.consumers.drain(budget)
+                drained = await self.consumers.drain(budget)
+                await asyncio.gather(*closing, return_exceptions=True)
+                return drained
             finally:
                 for ending in self._endings:
                     await until(self._close_by, ending())
         finally:
+            for each in closing:
+                each.cancel()
             self.outbound.close()
             Gauges.hide(self)
             self._depths.close()
@@ -525,6 +535,8 @@ class Connection:
         policy, can = options.get("retry", self.retry), self.transport.capabilities_of("queue", queue)
         prefetch = max(check_options(options, can, self._prefetch), fewest)
         check_policy(policy, can)
+        if "idempotency" in options:
+            options["idempotency"] = Idempotency.of(options["idempotency"])
         around = self._interceptors.around(options.get("interceptors", ()))
 
         async def open_consumer() -> C:
@@ -550,6 +562,21 @@ class Connection:
             return await self.consumers.start(consumer)
 
         return Opening(f"consumer of {queue!r}", open_consumer, lambda consumer: consumer.close())
+
+    def attach(self, what: object, close: Callable[[timedelta], Awaitable[object]]) -> None:
+        """Have it closed beside the consumers, within the time given, unless it is detached before."""
+        self._check_usable()
+        self._attached[what] = close
+
+    def detach(self, what: object) -> None:
+        self._attached.pop(what, None)
+
+    def has_health(self, name: str) -> bool:
+        return self._checks.has(name)
+
+    def drop_health(self, name: str) -> None:
+        """What `add_health` has named is no part any more."""
+        self._checks.drop(name)
 
     def mover(self, policy: RetryPolicy, home: str | None = None, *, in_place: bool = False) -> Mover:
         """What carries out decisions about deliveries of this connection."""

@@ -15,6 +15,7 @@ from acemq.headers import HeaderValue
 from acemq.interceptors import ConsumeInterceptor
 from acemq.message import Message
 from acemq.retry import RetryPolicy
+from acemq.stores import Idempotency, IdempotencyStore
 from acemq.transport import Capabilities
 
 log = logging.getLogger("acemq")
@@ -52,6 +53,8 @@ class ConsumeOptions(TypedDict, total=False):
     """dead_letter; what becomes of a message that expired before it was handled."""
     set_aside: str
     """The queue whose `.dlq` and `.parked` take what is given up; the queue itself."""
+    idempotency: IdempotencyStore | Idempotency
+    """None; a message that was handled before is accepted, and the handler does not run."""
     interceptors: Sequence[ConsumeInterceptor]
     """After the connection's."""
     codec: AnyCodec

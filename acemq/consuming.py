@@ -6,11 +6,12 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import nullcontext
 from contextvars import ContextVar
 from datetime import timedelta
 from enum import StrEnum
+from functools import partial
 from typing import Any, Literal, Self
 
 from opentelemetry import trace
@@ -18,6 +19,7 @@ from opentelemetry.trace import Span
 
 from acemq import headers as h
 from acemq.ack import ACCEPT, Ack, Verdict
+from acemq.claiming import Claims
 from acemq.codec import Reader
 from acemq.consume_options import MAX_DELIVERIES, ConsumeOptions
 from acemq.envelope import to_millis
@@ -31,6 +33,7 @@ from acemq.moving import GivenBack, Mover
 from acemq.retry import RetryPolicy
 from acemq.settling import TABLE, Case, Decision, decide, set_aside
 from acemq.stopping import CLOSING, Drained, Stop, until
+from acemq.stores import Idempotency
 from acemq.telemetry import CONSUMER_LOST, HANDLER_STUCK, LISTENER_FAILED, Diagnostic, end_span, within_span
 from acemq.transport import Delivery, LostBy, Subscription, SubscriptionPhase, SubscriptionState
 
@@ -93,6 +96,8 @@ class Consumer:
         self._max_deliveries = options.get("max_deliveries", MAX_DELIVERIES)
         self._expired: Case = Case.EXPIRED_DROPPED if options.get("expired") == "drop" else Case.EXPIRED
         self._handler_timeout = options.get("handler_timeout")
+        self.claims = Claims(Idempotency.of(options["idempotency"]), mover) if "idempotency" in options else None
+        """Of idempotent handling."""
         self._subscribing: dict[str, object] = {"name": name}
         if "priority" in options:
             self._subscribing["priority"] = options["priority"]
@@ -312,28 +317,62 @@ class Consumer:
         message = self._admit(delivery)
         if message is None or (self._reader.is_async and not await self._fetch_payload(message)):
             return
-        answer, span, began = await self._ask(message, task)
+        span, began = self._watch(message)
+        if self.claims is not None:
+            decision = await self._decide_once(self.claims, message, span, task)
+            if decision is not None:
+                await self._finish(decision, message, span, began)
+            return
+        answer = await self._ask(message, span, task)
         if self.state is ConsumerState.CLOSED:
             return  # it outlived its stop: the delivery comes again, and what it says now is of no account
         if not began and (answer is None or answer is ACCEPT) and message.listeners is None:
             await self._accept(delivery)
             return
-        decision = self._decide(answer, message)
+        await self._finish(self._decide(answer, message), message, span, began)
+
+    async def _decide_once(
+        self, claims: Claims, message: Message[Any], span: Span | None, task: asyncio.Task[Any]
+    ) -> Decision | None:
+        """What becomes of the message, whose handler runs behind a claim on it. `None`: it outlived its stop."""
+        held = await claims.take(message)
+        if isinstance(held, Decision):
+            return None if self.state is ConsumerState.CLOSED else held
+        try:
+            answer = await self._ask(message, span, task, partial(claims.hold, held))
+        except BaseException:
+            claims.let_go(held)
+            raise
+        if self.state is ConsumerState.CLOSED:
+            claims.let_go(held)
+            return None
+        return await claims.end(held, self._decide(answer, message))
+
+    async def _finish(self, decision: Decision, message: Message[Any], span: Span | None, began: float) -> None:
         if decision.row.copy == "none":
             await self._settle(decision, message, span, began)
         else:
             self._settle_beside(decision, message, span, began)
 
-    async def _ask(self, message: Message[Any], task: asyncio.Task[Any]) -> tuple[object, Span | None, float]:
-        """The handler's answer, the span that is open for it, and when it began; 0.0 where nobody watches."""
+    def _watch(self, message: Message[Any]) -> tuple[Span | None, float]:
+        """The span that is open for its handling, and when that began; 0.0 where nobody watches."""
         telemetry = self._telemetry
-        watched = telemetry.tracing or telemetry.metering
-        span = self._span_of(message)
-        began = time.perf_counter() if watched else 0.0
+        return self._span_of(message), time.perf_counter() if telemetry.tracing or telemetry.metering else 0.0
+
+    async def _ask(
+        self,
+        message: Message[Any],
+        span: Span | None,
+        task: asyncio.Task[Any],
+        hold: Callable[[Awaitable[object]], Awaitable[object]] | None = None,
+    ) -> object:
+        """The handler's answer. `hold`: what is to go on while it runs."""
+        telemetry = self._telemetry
         if telemetry.metering:
             telemetry.started()
         try:
-            return await self._answer(message, CURRENT, self._around.chain, span, task), span, began
+            answering = self._answer(message, CURRENT, self._around.chain, span, task)
+            return await (answering if hold is None else hold(answering))
         finally:
             if telemetry.metering:
                 telemetry.ended()
@@ -590,6 +629,8 @@ class Consumer:
             await self._end_tasks(me)
             if self.mover.leases is not None:
                 self.mover.leases.let_go_of(self.lost)
+            if self.claims is not None:
+                await self.claims.at_rest()
             if subscription is not None:
                 await until(max(end, time.monotonic()) + CLOSING, subscription.close())
             self._ended(self)

@@ -29,10 +29,12 @@ AcemqError
 │   └── DecodeError (also FatalError)   a body that cannot be read           .content_type
 │       └── DecryptError                it cannot be decrypted               .key_id
 ├── FatalError                          never retried; handlers may raise it
-│   └── RouteError                      a routing slip that cannot be followed
+│   ├── RouteError                      a routing slip that cannot be followed
+│   └── IdempotencyConflictError        one key, two different messages      .key
 ├── HandlerTimeoutError (TimeoutError)  a handler that ran over its limit    .after
 ├── RequestTimeoutError (TimeoutError)  no answer came within the limit      .message_id .after
-└── ResponderError                      the answer is that it failed         .reason
+├── ResponderError                      the answer is that it failed         .reason
+└── LeaseLostError                      another has taken over what was ours .what .token
 
 A transport hands up `TransportError`s (`acemq.transport`), which the engine turns into these.
 """
@@ -64,6 +66,8 @@ __all__ = [
     "FatalError",
     "HandlerTimeoutError",
     "HandlerTypeError",
+    "IdempotencyConflictError",
+    "LeaseLostError",
     "LoopError",
     "MessageTooLargeError",
     "MissingExtraError",
@@ -310,6 +314,14 @@ class RouteError(FatalError):
     """A routing slip that is missing, finished, malformed or leads nowhere."""
 
 
+class IdempotencyConflictError(FatalError):
+    """A key that is known with another fingerprint: another message under the same id, and no duplicate of it."""
+
+    def __init__(self, key: str) -> None:
+        self.key = key
+        super().__init__(f"idempotency key {key!r} is known with another body; its sender gives one id to two messages")
+
+
 class HandlerTimeoutError(AcemqError, TimeoutError):
     """A handler that ran longer than its `handler_timeout`."""
 
@@ -332,3 +344,11 @@ class ResponderError(AcemqError):
     def __init__(self, reason: str) -> None:
         self.reason = reason
         super().__init__(f"the responder failed: {reason}")
+
+
+class LeaseLostError(AcemqError):
+    """A claim ran out while its handler ran, and another has taken it over. What the handler did may be done again."""
+
+    def __init__(self, what: str, token: int) -> None:
+        self.what, self.token = what, token
+        super().__init__(f"the claim of {what} (token {token}) ran out and was taken over; give it a longer lease=")

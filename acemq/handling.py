@@ -114,7 +114,7 @@ def check_handler(handler: Any, payload: Any, given: type = Message) -> None:
         ) from None
     parameter = next(iter(signature.parameters.values()))
     annotated = resolved(handler).get(parameter.name)
-    if annotated is None:
+    if annotated is None or annotated is Any:
         return
     origin = typing.get_origin(annotated) or annotated
     if not (isinstance(origin, type) and (issubclass(given, origin) or issubclass(origin, given))):

@@ -74,6 +74,12 @@ class Checks:
             raise ConfigurationError(f"name={name!r}: {taken}")
         self._own[name] = check
 
+    def has(self, name: str) -> bool:
+        return name in self._own
+
+    def drop(self, name: str) -> None:
+        self._own.pop(name, None)
+
     async def ask(self, within: timedelta) -> Health:
         checks: dict[str, Check] = {"connection": lambda: self._connection(within)}
         for consumer in self._consumers:
@@ -142,6 +148,8 @@ class Checks:
             return _said("degraded", consumer.halted)
         if isinstance(consumer, Consumer) and consumer.stuck:
             return _said("degraded", f"{held}: {len(consumer.stuck)} handlers run at twice their time limit")
+        if isinstance(consumer, Consumer) and consumer.claims is not None and consumer.claims.failed_in_row:
+            return _said("degraded", f"{held}: the store of claims fails; {consumer.claims.failed_in_row} in a row")
         if consumer.mover.moves_failed_in_row:
             return _said("degraded", f"{held}: copies do not land; {consumer.mover.moves_failed_in_row} in a row")
         if consumer.state is ConsumerState.PAUSED:

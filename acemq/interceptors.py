@@ -73,6 +73,16 @@ class PublishChain:
         for hook in self._before:
             await _called(hook(draft))
 
+    def before_now(self, draft: Draft) -> None:
+        """The same where nothing can be awaited. Refused: a hook that has to be."""
+        for hook in self._before:
+            answer = hook(draft)
+            if inspect.iscoroutine(answer):
+                answer.close()
+            if answer is not None:
+                who = f"{type(getattr(hook, '__self__', hook)).__name__}.{name_of(hook)}"
+                raise ConfigurationError(f"{who} is asynchronous, and nothing awaits it here; make it a plain `def`")
+
     async def told(self, draft: Draft, ended: Receipt | BaseException) -> None:
         """Last to first. Only for a draft that every `before_publish` has let through."""
         if isinstance(ended, BaseException):

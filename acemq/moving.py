@@ -279,10 +279,10 @@ class Mover:
                 # Confirmed first, accepted second: a crash in between sends twice, never loses.
                 return await self._landed(decision, delivery, copy.routing_key, delay)
             self.moves_failed_in_row += 1
-            if self.moves_failed_in_row == 1 or not _will_pass(result):
+            if self.moves_failed_in_row == 1 or not will_pass(result):
                 self._move_failed(delivery, copy, result)
             await self._pause(min(2.0 ** (self.moves_failed_in_row - 1), 30.0))
-            if not _will_pass(result):
+            if not will_pass(result):
                 self.counters.count("move_failed")
                 if not self._in_place:
                     break
@@ -391,7 +391,7 @@ class Mover:
         )
 
 
-def _will_pass(result: port.PublishResult) -> bool:
+def will_pass(result: port.PublishResult) -> bool:
     """Nothing was written, and for a reason that goes away by itself."""
     return result.outcome is Published.REFUSED and isinstance(
         result.error, port.Blocked | port.NotConnected | port.TimedOut

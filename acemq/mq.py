@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import timedelta
-from typing import TYPE_CHECKING, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
 from acemq.codec import Payload
 from acemq.connect_options import ConnectOptions
@@ -11,9 +12,12 @@ from acemq.connection import Connection
 from acemq.consume_options import ConsumeOptions
 from acemq.crossing import Crossing
 from acemq.envelope import Envelope
+from acemq.message import Handler, Message
 from acemq.opening import Opening
 from acemq.patterns import request_reply, routing_slip
+from acemq.patterns.once import Once, UnitHandler
 from acemq.patterns.ordered.described import Ordered
+from acemq.patterns.outbox import Outbox
 from acemq.patterns.pipeline import Pipeline
 from acemq.patterns.replay import Replay
 from acemq.patterns.request_reply import RequestCounters, RequestOptions, Requests, Responder, Responding
@@ -21,9 +25,13 @@ from acemq.patterns.routing_slip import Itinerary, RoutingSlip
 from acemq.patterns.scheduler import Scheduler
 from acemq.publish_options import PublishOptions
 from acemq.publishing import Receipt
+from acemq.stores import RETENTION, OutboxStore, envelope_id
 from acemq.topology import check_name
 
 if TYPE_CHECKING:
+    from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker
+
+    from acemq.adapters.sql import DbIdempotencyStore, DbOutboxStore
     from acemq.blocking import BlockingMQ
 
 T = TypeVar("T")
@@ -64,6 +72,30 @@ class AceMQ(Connection):
     async def forward(self, slip: RoutingSlip | Itinerary, payload: object, envelope: Envelope) -> Receipt:
         """Send the message in hand on to the slip's current stop. It does not advance the slip and settles nothing."""
         return await routing_slip.forward(self, slip, payload, envelope)
+
+    def outbox(self, store: OutboxStore) -> Outbox:
+        """Messages written down in your own transactions, and the relay that publishes them here once committed."""
+        return Outbox(self, store)
+
+    def once(
+        self,
+        handler: UnitHandler[T],
+        *,
+        session: async_sessionmaker[AsyncSession],
+        inbox: DbIdempotencyStore,
+        outbox: DbOutboxStore | None = None,
+        key: Callable[[Message[Any]], str] = envelope_id,
+        retention: timedelta = RETENTION,
+    ) -> Handler[T]:
+        """A handler for `consume`: claim, writes and announcements of `handler` are one commit, and then it accepts.
+
+        Any decision but to accept, and any exception, rolls back all of it. A second delivery within `retention` is
+        accepted without a run. Refused: a session, an inbox and an outbox that are not on one database.
+        """
+        if outbox is not None:
+            outbox.check_same(inbox.engine, "inbox= is on")
+        bound = None if outbox is None else self.outbox(outbox)
+        return Once(handler, session=session, inbox=inbox, outbox=bound, key=key, retention=retention)
 
     def replay(self, queue: str) -> Replay:
         """Put the messages of a dead-letter or parked queue back where they came from; describe how, then run it."""

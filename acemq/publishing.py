@@ -396,19 +396,20 @@ class Outbound:
 
     async def move(self, outgoing: Outgoing) -> PublishResult:
         """A copy, confirmed and mandatory, also while the connection closes. How it ended is a value, never raised."""
-        (result,) = await self.move_some((outgoing,))
+        (result,) = await self.move_some((outgoing,), self.timeout)
         return result
 
-    async def move_some(self, batch: Sequence[Outgoing]) -> Sequence[PublishResult]:
-        """The same for the first of a batch: for as many as there is room for, one at least, in order."""
-        taken = 0
-        while taken < len(batch) and self.permits.take_now():
-            taken += 1
-        if not taken and not (taken := await self.permits.take_some(len(batch), self.timeout)):
-            return (PublishResult(Published.REFUSED, port.TimedOut(self.permits.shortage(self.timeout))),)
-        some = batch[:taken]
+    async def move_some(self, batch: Sequence[Outgoing], within: timedelta) -> Sequence[PublishResult]:
+        """The same for as many of them as there is room for, the first ones and one at least: a result each, in order.
+
+        `within` bounds all of it.
+        """
+        began = time.perf_counter()
+        taken = await self.permits.take_some(len(batch), within)
+        if not taken:
+            return [PublishResult(Published.REFUSED, port.TimedOut(self.permits.shortage(within)))]
         try:
-            results = await self._transport.publish(some, within=self.timeout)
+            results = await self._transport.publish(batch[:taken], within=_left(within, began))
         except AcemqError as error:
             self.permits.give(taken)
             outcome = Published.REFUSED if isinstance(error, ClosedError) else Published.FAILED

@@ -12,7 +12,7 @@ from typing import Literal
 
 import msgspec
 
-from acemq.ack import Ack, Verdict
+from acemq.ack import DUPLICATE, Ack, Verdict
 from acemq.envelope import ERROR_LIMIT
 from acemq.errors import FatalError
 from acemq.retry import RetryPolicy, waits_in_broker
@@ -23,6 +23,7 @@ class Case(StrEnum):
     """What happened to a delivery."""
 
     ACCEPTED = "accepted"
+    DUPLICATE = "duplicate"
     RETRY = "retry"
     EXHAUSTED = "exhausted"
     TOO_OLD = "too_old"
@@ -64,6 +65,12 @@ TABLE: dict[Case, Row] = {
     row.case: row
     for row in (
         Row(case=Case.ACCEPTED, when="`None` or `Ack.accept()`", counted="acked"),
+        Row(
+            case=Case.DUPLICATE,
+            when="handled before, by the word of an idempotency store; no handler runs",
+            counted="acked",
+            also="duplicates",
+        ),
         Row(
             case=Case.RETRY,
             when="`Ack.retry()` or an exception, attempts and age left",
@@ -189,7 +196,7 @@ TABLE: dict[Case, Row] = {
         ),
         Row(
             case=Case.IN_PROGRESS,
-            when="`Ack.in_progress()`",
+            when="`Ack.in_progress()`, or another holds the claim, or the store of claims cannot be asked",
             copy="own queue",
             attempt="unchanged",
             counted="in_progress",
@@ -244,7 +251,7 @@ def decide(answer: object, attempt: int, policy: RetryPolicy, age: timedelta | N
         return set_aside(Case.BAD_ANSWER, bad_answer(handler, answer))
     match answer.verdict:
         case Verdict.ACCEPT:
-            return Decision(row=TABLE[Case.ACCEPTED])
+            return Decision(row=TABLE[Case.DUPLICATE if answer is DUPLICATE else Case.ACCEPTED])
         case Verdict.RETRY:
             return _failed(answer.reason, answer.delay, attempt, policy, age)
         case Verdict.REJECT:

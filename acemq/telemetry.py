@@ -16,7 +16,7 @@ import msgspec
 from opentelemetry import metrics, trace
 from opentelemetry.context import Context
 from opentelemetry.metrics import MeterProvider, Observation
-from opentelemetry.trace import Span, SpanKind, Status, StatusCode
+from opentelemetry.trace import Span, SpanContext, SpanKind, Status, StatusCode
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from acemq import headers as h
@@ -64,6 +64,10 @@ REPLY_UNDELIVERED = "acemq.reply.undelivered"
 SAGA_COMPENSATING = "acemq.saga.compensating"
 SAGA_UNRESOLVED = "acemq.saga.unresolved"
 SCHEDULE_FOREIGN = "acemq.schedule.foreign.message"
+LEASE_LOST = "acemq.lease.lost"
+CLAIM_FAILED = "acemq.idempotency.failed"
+OUTBOX_RETIRED = "acemq.outbox.retired"
+OUTBOX_FAILED = "acemq.outbox.failed"
 
 _LEVELS = {"info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 
@@ -113,6 +117,12 @@ class Telemetry:
         self._request_total = meter.create_counter("acemq.request.total")
         self._schedules = meter.create_counter("acemq.schedule.total")
         self._settled = meter.create_counter("acemq.settle.total")
+        self._claims = meter.create_counter("acemq.idempotency.total")
+        self._leases_lost = meter.create_counter("acemq.lease.lost.total")
+        self._outbox_lag = meter.create_histogram("acemq.outbox.lag", "s")
+        self._outbox_total = meter.create_counter("acemq.outbox.total")
+        self.outbox_oldest: dict[object, float] = {}
+        """Seconds, by relay, as it last asked its store; for the gauge."""
         self._transport = transport
 
     # Publishing
@@ -162,10 +172,9 @@ class Telemetry:
 
     def process_span(self, queue: str, envelope: Envelope, headers: Headers) -> Span:
         """Open the consumer's span, child of the publish that the headers name."""
-        carrier = {name: value for name in ("traceparent", "tracestate") if (value := h.text(headers.get(name)))}
         return self.tracer.start_span(
             f"{queue} process",
-            context=_W3C.extract(carrier),
+            context=_context_in(headers),
             kind=SpanKind.CONSUMER,
             attributes={
                 "messaging.system": self._system,
@@ -220,7 +229,57 @@ class Telemetry:
     def rung_missing(self, queue: str, rung: str) -> None:
         self._rung_missing.add(1, {"queue": queue, "rung": rung})
 
+    def claimed(self, queue: str, answer: str) -> None:
+        self._claims.add(1, {"queue": queue, "answer": answer})
+
+    def lease_lost(self, queue: str) -> None:
+        self._leases_lost.add(1, {"queue": queue, "transport": self._transport})
+
     # Patterns
+
+    def relay_span(self, exchange: str, routing_key: str, headers: Headers) -> Span:
+        """Open the span of a relayed message: a trace of its own, linked to the one in which it was written down."""
+        return self.tracer.start_span(
+            f"{exchange or routing_key} publish",
+            context=Context(),
+            kind=SpanKind.PRODUCER,
+            links=[trace.Link(written)] if (written := _written_in(headers)).is_valid else None,
+            attributes={
+                "messaging.system": self._system,
+                "messaging.destination.name": exchange or routing_key,
+                "messaging.operation": "publish",
+                "messaging.message.id": h.text(headers.get(h.ID)) or "",
+                "messaging.message.conversation_id": h.text(headers.get(h.CORRELATION)) or "",
+                "messaging.rabbitmq.destination.routing_key": routing_key,
+                "messaging.acemq.message_type": h.text(headers.get(h.TYPE)) or "",
+            },
+        )
+
+    def relayed(
+        self, exchange: str, routing_key: str, lag: float | None, span: Span | None, failure: BaseException | None
+    ) -> None:
+        """How one publish of a relay ended; `lag` is that of a record which is out."""
+        outcome = "failed" if lag is None else "published"
+        if self.metering:
+            tags = {"exchange": exchange, "routing.key": routing_key}
+            self._outbox_total.add(1, {**tags, "outcome": outcome})
+            if lag is not None:
+                self._outbox_lag.record(max(lag, 0.0), tags)
+        if span is not None:
+            if lag is None:
+                said = {
+                    "messaging.destination.name": exchange or routing_key,
+                    "messaging.acemq.reason": str(failure or ""),
+                }
+                span.add_event("outbox.publish_failed", said)
+            end_span(span, outcome, failure)
+
+    def trace_headers(self) -> dict[str, HeaderValue]:
+        """The trace that is current, for a message that will be published out of it."""
+        carrier: dict[str, str] = {}
+        if self.tracing:
+            _W3C.inject(carrier)
+        return {**carrier}
 
     def run_finished(self, pipeline: str, step: str, outcome: str, age_seconds: float) -> None:
         if self.metering:
@@ -287,6 +346,15 @@ class SagaSpans:
         return self._tracer.start_as_current_span(f"{what} {name}")
 
 
+def _context_in(headers: Headers) -> Context:
+    carrier = {name: value for name in ("traceparent", "tracestate") if (value := h.text(headers.get(name)))}
+    return _W3C.extract(carrier, Context())
+
+
+def _written_in(headers: Headers) -> SpanContext:
+    return trace.get_current_span(_context_in(headers)).get_span_context()
+
+
 class Reading(msgspec.Struct, frozen=True):
     """What the gauges show of one connection: read from memory, in whatever thread an exporter asks."""
 
@@ -297,6 +365,8 @@ class Reading(msgspec.Struct, frozen=True):
     depths: Mapping[str, Depth]
     halted: Mapping[str, bool]
     """The partition queues that are consumed here."""
+    oldest: float | None = None
+    """Seconds that the oldest record of an outbox has waited; `None`: nothing is relayed here."""
 
 
 Source: TypeAlias = Callable[[], Reading]
@@ -319,6 +389,7 @@ class Gauges:
         meter.create_observable_gauge("acemq.publish.outstanding", [lambda _: self._each(sum, "outstanding")])
         meter.create_observable_gauge("acemq.queue.depth", [lambda _: self._depths()])
         meter.create_observable_gauge("acemq.ordered.halted", [lambda _: self._halted()])
+        meter.create_observable_gauge("acemq.outbox.oldest", [lambda _: self._oldest()], "s")
 
     @classmethod
     def show(cls, provider: MeterProvider, key: object, source: Source) -> None:
@@ -343,6 +414,12 @@ class Gauges:
         """Of several connections to one kind of broker: one that is lost or blocked shows."""
         for transport, readings in self._read().items():
             yield Observation(over(int(getattr(each, what)) for each in readings), {"transport": transport})
+
+    def _oldest(self) -> Iterator[Observation]:
+        known = [source().oldest for source in tuple(self._sources.values())]
+        waited = [oldest for oldest in known if oldest is not None]
+        if waited:
+            yield Observation(max(waited))
 
     def _depths(self) -> Iterator[Observation]:
         for transport, readings in self._read().items():

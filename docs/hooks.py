@@ -232,6 +232,19 @@ DIAGNOSTICS = {
         "warning",
         "a hook or a `when_settled` listener raised where that changes nothing; what it was told of stands",
     ),
+    telemetry.LEASE_LOST: (
+        "error",
+        "a claim ran out while its handler ran, which was cancelled; another may have the message in hand",
+    ),
+    telemetry.CLAIM_FAILED: (
+        "error",
+        "the store of claims cannot be asked; messages wait, and none is taken for a duplicate",
+    ),
+    telemetry.OUTBOX_RETIRED: (
+        "error",
+        "a record of an outbox failed too often, and is tried no more until it is released",
+    ),
+    telemetry.OUTBOX_FAILED: ("error", "the store of an outbox cannot be asked; the relay asks again"),
     telemetry.PARTITION_HALTED: (
         "error",
         "a partition of an ordered queue stands at a message that failed, and how to go on",
@@ -282,6 +295,11 @@ METRICS = {
     "acemq.request.duration": "from a request to its answer, or to its end without one",
     "acemq.request.total": "requests, by outcome: answered, timed out, failed",
     "acemq.schedule.total": "messages scheduled here; on the ladder also those moved on, by what became of them",
+    "acemq.idempotency.total": "claims by their answer: claimed, duplicate, in_progress, failed, confirm_failed",
+    "acemq.lease.lost.total": "claims that ran out while their handler ran",
+    "acemq.outbox.lag": "from the writing of a record to its publish; records that are out only",
+    "acemq.outbox.total": "publishes of a relay, published or failed",
+    "acemq.outbox.oldest": "how long the oldest record has waited, retired ones left out, as last asked for",
     "acemq.settle.total": "what the broker was told of deliveries, by verb, and whether it still held them",
     "acemq.transport.connected": "1 while the link is there; of several connections to one kind of broker the worst",
     "acemq.transport.blocked": "1 while the broker takes no publishes",

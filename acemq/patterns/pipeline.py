@@ -28,6 +28,7 @@ from acemq.publish_options import PublishOptions, carrying
 from acemq.publishing import Receipt
 from acemq.retry import RetryPolicy
 from acemq.stopping import Drained
+from acemq.stores import Idempotency, IdempotencyStore
 from acemq.topology import Topology
 
 In = TypeVar("In")
@@ -52,8 +53,20 @@ class StepOptions(TypedDict, total=False):
     prefetch: int
     retry: RetryPolicy
     handler_timeout: timedelta
+    idempotency: IdempotencyStore | Idempotency
+    """Keyed by step and message, so that one store serves all steps."""
     takes: type[Any]
     """Only for functions without annotations."""
+
+
+def of_step(step: str, idempotency: Idempotency) -> Idempotency:
+    """Its keys are `{step}:{key}` (CONTRACT.md section 13): a message keeps its id from step to step."""
+    key = idempotency.key
+
+    def of_this_step(message: Message[Any]) -> str:
+        return f"{step}:{key(message)}"
+
+    return replace(idempotency, key=of_this_step)
 
 
 class Step(msgspec.Struct, frozen=True):
@@ -125,6 +138,8 @@ class Pipeline(Generic[In, Out]):
         if payload is None or payload is Any:
             raise ConfigurationError(f"step {name!r}: what it takes is not known; annotate it, or give takes=")
         consuming = cast("ConsumeOptions", {option: value for option, value in options.items() if option != "takes"})
+        if "idempotency" in consuming:
+            consuming["idempotency"] = of_step(name, Idempotency.of(consuming["idempotency"]))
         return self._and(Step(name, call, payload, _without_none(gives), consuming))
 
     def elsewhere(self, name: str, gives: type[Next]) -> Pipeline[In, Next]:

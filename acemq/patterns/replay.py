@@ -373,7 +373,7 @@ class _Run:
         now, keep = self._clock.now(), self._replay.keep_attempts
         copies = [copy_of(delivery, self._target, now=now, keep_attempts=keep) for delivery in some]
         self._in_doubt += len(some)
-        results = await self._connection.outbound.move_some(copies)
+        results = await self._connection.outbound.move_some(copies, self._connection.outbound.timeout)
         landed = [each for each, result in zip(some, results, strict=False) if result.outcome is Published.ROUTED]
         unknown = sum(result.outcome is Published.FAILED and not _is_nacked(result) for result in results)
         self._in_doubt += unknown - len(some)

@@ -18,6 +18,7 @@ import msgspec
 
 import acemq
 from acemq import AceMQ, Ack, Message, Ordered, OrderedQueue, PartitionFailure, RetryPolicy
+from tests.crash.database import Kept, begin
 from tests.crash.recording import Recorder
 
 
@@ -82,6 +83,7 @@ class Plan(msgspec.Struct, omit_defaults=True):
     """`hold` waits for ever, else it passes."""
     grace: float = 0
     """SIGTERM closes the connection within so many seconds, and the process ends by itself; 0: it kills."""
+    database: Kept | None = None
     dies_at_settlement: int = 0
     """The n-th time that a broker would be told how a delivery ended, the process dies instead; 0: never."""
 
@@ -115,6 +117,8 @@ async def work(plan: Plan) -> None:
             await open_things.enter_async_context(mq.respond(plan.responds, Job, responding(plan, recorder)))
         if plan.schedules:
             await open_things.enter_async_context(mq.scheduler())
+        if plan.database is not None:
+            await begin(plan.database, mq, recorder, open_things)
         terminated = asyncio.Event()
         if plan.grace:
             asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, terminated.set)

@@ -25,12 +25,15 @@ from acemq import (
     Ack,
     BatchPublishError,
     CapabilityError,
+    Claim,
     ClosedError,
     ConfigurationError,
     Diagnostic,
     EncodeError,
     FatalError,
     Handled,
+    Idempotency,
+    MemoryIdempotencyStore,
     Message,
     Ordered,
     OrderedQueue,
@@ -291,6 +294,37 @@ async def test_in_progress_release_and_a_delay_of_ones_own_wait_in_place(
         await until(lambda: len(answers.outcomes) == 7)
     assert answers.outcomes == ["in_progress", "rejected", "retried", "rejected", "retried", "acked", "acked"]
     assert ledger.counters.retried == 2, "what is in progress or released is not counted as a try"
+
+
+async def test_what_was_handled_before_is_accepted_in_its_turn_without_its_handler(
+    ledger: OrderedQueue[Entry], book: Book
+) -> None:
+    first, second, third = entries(3, "a")
+    book.fails = lambda entry: entry.number == 2 and book.tried["a"].count(2) == 1
+    async with ledger.consume(book.apply, idempotency=MemoryIdempotencyStore()):
+        for entry, which in ((first, "1"), (first, "1"), (second, "2"), (second, "2"), (third, "3")):
+            await ledger.send(entry, message_id=which)
+        await until(book.has(3, "a"))
+    assert book.tried["a"] == [1, 2, 2, 3], "a failure gives its claim back, and the next try has it again"
+
+
+async def test_what_another_has_in_hand_is_waited_for_in_its_place(ledger: OrderedQueue[Entry], book: Book) -> None:
+    class Asked(MemoryIdempotencyStore):
+        asked = 0
+
+        async def claim(self, key: str, /, *, lease: timedelta, fingerprint: bytes | None = None) -> Claim:
+            self.asked += 1
+            return await super().claim(key, lease=lease, fingerprint=fingerprint)
+
+    store = Asked()
+    other = await store.claim("1", lease=timedelta(minutes=1))
+    async with ledger.consume(book.apply, idempotency=Idempotency(store=store, put_back_after=A_MOMENT)):
+        for number, entry in enumerate(entries(2, "a"), 1):
+            await ledger.send(entry, message_id=str(number))
+        await until(lambda: store.asked > 2)
+        assert not book.tried
+        await store.release("1", other.token)
+        await until(book.has(2, "a"))
 
 
 async def test_a_body_that_cannot_be_read_is_parked_and_the_next_one_handled(

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import TypedDict, assert_type
 
+from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_sessionmaker
+
 from acemq import (
     AceMQ,
     Ack,
@@ -14,11 +16,18 @@ from acemq import (
     BlockingPulled,
     Consumer,
     ConsumerGroup,
+    DbIdempotencyStore,
+    DbOutboxStore,
+    Handler,
+    Idempotency,
+    MemoryIdempotencyStore,
     Message,
     Opening,
     Ordered,
     OrderedConsumer,
     OrderedQueue,
+    OutboxRecord,
+    OutboxRelay,
     PartitionFailure,
     Pipeline,
     Publisher,
@@ -32,6 +41,9 @@ from acemq import (
     SagaStep,
     Scheduled,
     Scheduler,
+    Sweep,
+    Unit,
+    body_fingerprint,
     one_of,
 )
 
@@ -200,3 +212,28 @@ def blocking(mq: BlockingMQ) -> None:
     mq.consume("orders", Order, note_plainly, concurrency=4)
     assert_type(mq.replay("orders.dlq").at_rate(50).where(lambda message: b"o-1" in message.body).run(), ReplayResult)
     assert_type(mq.run(lambda asynchronous: asynchronous.exists("orders")), bool)
+
+
+async def bill(message: Message[Order], unit: Unit) -> Ack | None:
+    unit.session.add(message.payload)
+    assert_type(await unit.publish("billing", "invoice.made", message.payload.id, key="k"), OutboxRecord)
+    return None
+
+
+async def outboxes(mq: AceMQ, sessions: async_sessionmaker[AsyncSession], engine: AsyncEngine) -> None:
+    store = DbOutboxStore(engine)
+    outbox = mq.outbox(store)
+    assert_type(outbox.relay(), Opening[OutboxRelay])
+    assert_type(await outbox.sweep(), Sweep)
+    async with sessions() as session:
+        assert_type(await outbox.bind(session).send("orders", Order("o-1")), OutboxRecord)
+        assert_type(await store.add(OutboxRecord.of("", "orders", 1), session), bool)
+        await session.run_sync(lambda sync: outbox.bind_sync(sync).send("orders", 1))
+    async with engine.begin() as connection:
+        await store.add(OutboxRecord.of("", "orders", 1), connection)
+    once = mq.once(bill, session=sessions, inbox=DbIdempotencyStore(engine), outbox=store)
+    assert_type(once, Handler[Order])
+    mq.consume("orders", Order, once)
+    mq.consume("orders", RushOrder, note, idempotency=MemoryIdempotencyStore())
+    claims = Idempotency(store=DbIdempotencyStore(engine), lease=timedelta(minutes=1), fingerprint=body_fingerprint)
+    mq.consume("orders", Order, note, idempotency=claims)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from datetime import timedelta
 
-from acemq import AceMQ, Batch, BlockingMQ, Message, Saga
-from tests.typing.accepts import Order, Priced, Shipped, charge, load, maybe, note, price, refund, ship
+from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker
+
+from acemq import AceMQ, Batch, BlockingMQ, DbIdempotencyStore, DbOutboxStore, Message, Saga
+from tests.typing.accepts import Order, Priced, Shipped, bill, charge, load, maybe, note, price, refund, ship
 
 
 async def wants_shipped(shipped: Shipped) -> None: ...
@@ -116,3 +118,17 @@ async def sagas(mq: AceMQ) -> None:
     place.step("ship", ship)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     place.step("charge", charge).undo(refund, attempts="3")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     await place.step("charge", charge).run(Priced(1))  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+
+
+async def outboxes(mq: AceMQ, sessions: async_sessionmaker[AsyncSession], store: DbOutboxStore) -> None:
+    async with sessions() as session:
+        mq.outbox(store).bind_sync(session)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+        await store.add(Order("1"), session)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    mq.outbox(session)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    mq.consume("o", Order, note, idempotency=store)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+
+
+def units(mq: AceMQ, sessions: async_sessionmaker[AsyncSession], inbox: DbIdempotencyStore) -> None:
+    once = mq.once(bill, session=sessions, inbox=inbox)
+    mq.consume("o", Priced, once)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    mq.once(note, session=sessions, inbox=inbox)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]

@@ -33,6 +33,8 @@ SAMPLES: dict[str, errors.AcemqError] = {
         errors.HandlerTypeError("a handler of the wrong shape"),
         errors.PipelineTypeError("price", "Order", "Invoice", "'price' takes Order, but 'check' gives Invoice"),
         errors.PartitionCountError("keys would move", name="ledger", wanted=8, found=4),
+        errors.IdempotencyConflictError("m-1"),
+        errors.LeaseLostError("m-1", 7),
         errors.ConnectionFailedError("nobody there", hosts=["a:5672", "b:5672"], last="refused"),
         errors.AuthenticationError("not you", hosts=["a:5672"], last="403"),
         errors.ClosedError("closed"),

@@ -245,14 +245,20 @@ class PartitionConsumer(Consumer):
                 self._skipped()
             return False
         # A store that cannot be reached fails the message as its handler would.
-        answer, span, began = await self._ask(message, task) if failure is None else (failure, None, 0.0)
-        if self.state is ConsumerState.CLOSED:
-            return False
-        if not began and (answer is None or answer is ACCEPT) and message.listeners is None:
-            await self._accept(delivery)
-            self._leave()
-            return False
-        decision = self._decide(answer, message)
+        span, began = self._watch(message) if failure is None else (None, 0.0)
+        if self.claims is not None and failure is None:
+            decision = await self._decide_once(self.claims, message, span, task)
+            if decision is None:
+                return False
+        else:
+            answer = await self._ask(message, span, task) if failure is None else failure
+            if self.state is ConsumerState.CLOSED:
+                return False
+            if not began and (answer is None or answer is ACCEPT) and message.listeners is None:
+                await self._accept(delivery)
+                self._leave()
+                return False
+            decision = self._decide(answer, message)
         fate = _FATES.get(decision.row.case, "away")
         skips = fate == "halt" and self.part.failure is PartitionFailure.SKIP
         if fate == "away" or skips or delivery in self._gone:

@@ -32,6 +32,7 @@ from acemq.patterns.ordered.consumer import OrderedConsumer
 from acemq.patterns.ordered.partition import Halt, OrderedCounters, Part, PartitionConsumer
 from acemq.publish_options import PublishOptions, check_known
 from acemq.publishing import Receipt
+from acemq.stores import Idempotency, IdempotencyStore
 from acemq.transport import Claims
 
 if TYPE_CHECKING:
@@ -155,11 +156,13 @@ class OrderedQueue(Generic[T]):
         *,
         prefetch: int = 1,
         handler_timeout: timedelta | None = None,
+        idempotency: IdempotencyStore | Idempotency | None = None,
         hold: timedelta = timedelta(minutes=10),
     ) -> Opening[OrderedConsumer]:
         """Put the messages of each partition through `handler`, one at a time, as long as no other process does.
 
-        Partitions that others have are stood by for. A halted message is held for `hold`, then given back to its
+        Partitions that others have are stood by for. With `idempotency`, a message whose claim another holds is waited
+        for in its place. A halted message is held for `hold`, then given back to its
         place, where it waits with its partition. Once in a connection: a second is refused.
         """
         check_handler(handler, self._described.payload)
@@ -185,6 +188,8 @@ class OrderedQueue(Generic[T]):
         }
         if handler_timeout is not None:
             options["handler_timeout"] = check_duration("handler_timeout", handler_timeout)
+        if idempotency is not None:
+            options["idempotency"] = idempotency
 
         def opening(number: int) -> Opening[PartitionConsumer]:
             part = Part(self.name, number, self._described.failure, hold, self._key_of, self._counted)
