@@ -13,8 +13,9 @@ ARGS ?=
 demo: $(VENV)/demo.stamp
 	@$(BIN)/python -m examples.flights $(ARGS)
 
+# Most of what tests do is wait for servers, so more of them run at once than there are cores.
 test: $(VENV)/dev.stamp
-	@$(BIN)/python -m pytest -m "not slow" $(ARGS)
+	@$(BIN)/python -m pytest -m "not slow" --numprocesses 4 --dist loadscope $(ARGS)
 
 test-slow: $(VENV)/dev.stamp
 	@$(BIN)/python -m pytest -m slow $(ARGS)

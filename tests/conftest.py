@@ -20,7 +20,10 @@ from tests.foreign.client import Foreign
 from tests.proxy import Proxy
 from tests.services import CannotBeHad, MariaDB, PostgreSQL, RabbitMQ, Server, Setting
 
-pytest_plugins = ["acemq.testing.conformance.plugin"]  # where acemq is installed, pytest finds it by itself
+pytest_plugins = [
+    "acemq.testing.conformance.plugin",  # where acemq is installed, pytest finds it by itself
+    "tests.wire.counting",
+]
 
 S = TypeVar("S", bound=Server)
 
