@@ -554,3 +554,28 @@ async def test_a_payload_that_is_checked_in_is_fetched_by_its_reader(name: str, 
         assert pulled is not None
         assert (pulled.payload, len(payloads)) == ({"a": 1}, 1)
         await pulled.accept()
+
+
+async def test_closing_lets_a_cancelled_statement_be_cleaned_up_by_its_driver(
+    mq: AceMQ, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps: list[str] = []
+
+    async def purge(batch: int) -> int:
+        steps.append("purging")
+        try:
+            await asyncio.Event().wait()
+        finally:
+            for _ in range(20):
+                await asyncio.sleep(0)
+            steps.append("cleaned up")
+        return 0
+
+    async with place_at("sqlite", f"sqlite+aiosqlite:///{tmp_path / 'test.db'}") as place:
+        store = await place.outbox()
+        monkeypatch.setattr(store, "purge", purge)
+        relay = await mq.outbox(store).relay()
+        await until(lambda: steps == ["purging"])
+        await until(lambda: relay.counters.sweeps > 0)
+        await relay.close()
+    assert steps == ["purging", "cleaned up"]
