@@ -262,7 +262,8 @@ class OutboxRelay:
             finished = await until(end, asyncio.wait({main}))
         finally:
             left: set[asyncio.Task[Any]] = {task for task in (*self._tasks, *self._passes) if not task.done()}
-            for task in left:
+            # Not the others once more: a second cancellation would cut off what the first has its driver do.
+            for task in left.difference(others):
                 task.cancel()
             if left:
                 await asyncio.wait(left, timeout=1)

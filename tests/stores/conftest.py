@@ -21,11 +21,6 @@ async def place(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator
 
 
 @pytest.fixture
-def diagnostics() -> list[Diagnostic]:
-    return []
-
-
-@pytest.fixture
 async def mq(name: str, diagnostics: list[Diagnostic]) -> AsyncIterator[AceMQ]:
     """On a broker in memory that is this test's own."""
     async with acemq.connect(f"memory://{name}", on_diagnostic=diagnostics.append) as mq:

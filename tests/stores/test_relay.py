@@ -534,3 +534,48 @@ async def test_hooks_see_what_is_written_down_and_the_body_leaves_unchanged(
     assert dict(pulled.headers) == {"tenant": "t-1"}
     assert (pulled.id, pulled.correlation_id) == (written.id, "c-1")
     assert dict(pulled.wire_headers) == dict(written.headers)
+
+
+async def test_a_payload_that_is_checked_in_is_fetched_by_its_reader(name: str, log: Log, tmp_path: Any) -> None:
+    payloads = acemq.MemoryClaimStore()
+    codec = acemq.ClaimCheckCodec(acemq.JsonCodec(), payloads, threshold=0)
+    async with (
+        acemq.connect(f"memory://{name}", codec=codec) as mq,
+        place_at("sqlite", f"sqlite+aiosqlite:///{tmp_path / 'test.db'}") as place,
+    ):
+        store = await place.outbox()
+        outbox = mq.outbox(store)
+        async with place.session() as session, session.begin():
+            await outbox.bind(session).send("q", {"a": 1})
+            with pytest.raises(acemq.ConfigurationError, match="has to be awaited"):
+                await session.run_sync(lambda sync: outbox.bind_sync(sync).send("q", {"a": 2}))
+        await outbox.sweep()
+        pulled = await mq.pull("q", dict)
+        assert pulled is not None
+        assert (pulled.payload, len(payloads)) == ({"a": 1}, 1)
+        await pulled.accept()
+
+
+async def test_closing_lets_a_cancelled_statement_be_cleaned_up_by_its_driver(
+    mq: AceMQ, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps: list[str] = []
+
+    async def purge(batch: int) -> int:
+        steps.append("purging")
+        try:
+            await asyncio.Event().wait()
+        finally:
+            for _ in range(20):
+                await asyncio.sleep(0)
+            steps.append("cleaned up")
+        return 0
+
+    async with place_at("sqlite", f"sqlite+aiosqlite:///{tmp_path / 'test.db'}") as place:
+        store = await place.outbox()
+        monkeypatch.setattr(store, "purge", purge)
+        relay = await mq.outbox(store).relay()
+        await until(lambda: steps == ["purging"])
+        await until(lambda: relay.counters.sweeps > 0)
+        await relay.close()
+    assert steps == ["purging", "cleaned up"]
