@@ -186,6 +186,11 @@ class Mover:
                 self.leases.let_go(settlement.delivery)
         return await self.transport.settle(batch)
 
+    async def put_back(self, delivery: Delivery) -> bool:
+        """As it is, after a moment, so that a fault that lasts does not go round in circles."""
+        await self._pause(_PAUSES[0])
+        return self._held(await self._settle(Settlement(delivery, Verb.REQUEUE)), delivery)
+
     async def carry_out(self, decision: Decision, delivery: Delivery) -> tuple[Handled, bool]:
         """What happened, and whether the broker still held the delivery. Waits of a retry are spent in here.
 
