@@ -291,7 +291,7 @@ class Consumer:
         error = None if worker.cancelled() else worker.exception()
         if error is not None:
             ended = f"{self.workers_ended} of {self.concurrency} workers have ended"
-            text = f"{type(error).__name__}: {error} ended a worker; {ended}"
+            text = f"{type(error).__name__}: {error} ended a worker; {ended}. What it had in hand stays unsettled"
             self._report(Diagnostic(WORKER_ENDED, "error", text, self.queue, failure=error))
 
     @property
@@ -528,9 +528,7 @@ class Consumer:
             if task.cancelling():
                 raise
             return cancelled  # the handler's own doing, and so its failure
-        except (KeyboardInterrupt, SystemExit, GeneratorExit):
-            raise  # for the program or the loop, which end with it
-        except BaseException as error:
+        except Exception as error:
             return error
         finally:
             current.reset(token)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from typing import Any
 
@@ -64,7 +64,7 @@ def publish_error(result: PublishResult, outgoing: Outgoing) -> PublishError:
 
 
 @contextmanager
-def made_public() -> Iterator[None]:
+def made_public() -> Generator[None, None, None]:
     """What the port raises in here leaves as its public error; what is public already leaves as it is."""
     try:
         yield

@@ -230,7 +230,7 @@ DIAGNOSTICS = {
     telemetry.HANDLER_STUCK: ("error", "a handler still runs at twice its time limit, and keeps its place"),
     telemetry.WORKER_ENDED: (
         "error",
-        "`SystemExit`, or a mistake of ours, ended one of the workers of a consumer, which handles less or nothing now",
+        "a handler raised what is no `Exception`, such as `SystemExit`: its worker has ended, and its consumer is down",
     ),
     telemetry.LISTENER_FAILED: (
         "warning",

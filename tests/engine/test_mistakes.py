@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from datetime import timedelta
 
 import pytest
 
 import acemq
-from acemq import AceMQ, Ack, Batch, ClosedError, Diagnostic, LoopError, Message, RetryPolicy, Topology
+from acemq import AceMQ, Ack, Batch, ClosedError, Diagnostic, LoopError, Message, Topology
 from acemq import transport as port
 from acemq.transports.memory import MemoryBroker, Profile, raises
 from tests.waiting import until
@@ -117,18 +116,25 @@ async def test_a_fault_in_a_partition_that_is_paused_gives_back_and_goes_on_when
             await until(lambda: handled == [1, 1, 2])
 
 
-async def test_what_a_handler_raises_that_is_no_exception_is_its_failure_and_ends_no_worker(
-    mq: AceMQ, queue: str
+async def test_a_worker_that_is_ended_by_what_is_no_exception_is_reported_and_its_consumer_down(
+    url: str, queue: str, diagnostics: list[Diagnostic]
 ) -> None:
-    def fail(message: Message[int]) -> None:
-        raise Odd(f"message {message.payload}")
+    async def handle(message: Message[int]) -> None:
+        if message.payload == 0:
+            raise Odd("no Exception")
 
-    policy = RetryPolicy.fixed(1, timedelta(seconds=1))
-    async with mq.consume(queue, int, fail, concurrency=2, retry=policy) as consumer:
-        await mq.send_many(queue, range(4))
-        await until(lambda: consumer.counters.dead_lettered == 4)
-        assert consumer.workers_ended == 0
-        assert consumer.in_flight == 0
+    async with acemq.connect(url, on_diagnostic=diagnostics.append) as mq:
+        async with mq.consume(queue, int, handle, concurrency=2, name="one") as consumer:
+            await mq.send_many(queue, range(4))
+            await until(lambda: consumer.counters.acked == 3 and consumer.in_flight == 0)
+            (down,) = [part for part in (await mq.health()).parts if part.name == "consumer one"]
+            assert (down.status, "1 of 2 workers have ended" in down.detail) == ("down", True)
+            assert [(told.name, told.level, type(told.failure)) for told in diagnostics] == [
+                ("acemq.worker.ended", "error", Odd)
+            ]
+        again = await mq.pull(queue, int)
+        assert again is not None
+        assert (again.payload, again.attempt) == (0, 1)
 
 
 @pytest.mark.parametrize("end", [SystemExit, KeyboardInterrupt])
