@@ -99,13 +99,11 @@ class BatchConsumer(Consumer):
         self._form([])
         super()._put_back()
 
-    def _in_hand(self) -> Iterable[Delivery]:
-        return (message.delivery for batch in self._running.values() for message in batch)
+    def _deliveries_of(self, work: Any) -> Iterable[Delivery]:
+        return (message.delivery for message in work)
 
-    def _caller(self) -> asyncio.Task[Any] | None:
-        mine, message = IN_BATCH.get(), CURRENT.get()
-        found = (task for task, batch in self._running.items() if batch is mine or message in batch)
-        return next(found, None)
+    def _is_current(self, work: Any) -> bool:
+        return work is IN_BATCH.get() or CURRENT.get() in work
 
     # Forming: a batch takes in what is fit for the handler and nothing else, until it is full or due
 

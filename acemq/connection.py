@@ -25,7 +25,6 @@ from acemq.consumers import Consumers
 from acemq.consuming import Consumer
 from acemq.draft import Draft
 from acemq.errors import (
-    AcemqError,
     ClosedError,
     ConfigurationError,
     ConnectionFailedError,
@@ -40,7 +39,7 @@ from acemq.health import Checks, Health, HealthPart
 from acemq.interceptors import ConsumeInterceptor, Interceptors, PublishInterceptor
 from acemq.lacking import refuse_lacking
 from acemq.leasing import Leases
-from acemq.mapping import public_error
+from acemq.mapping import made_public
 from acemq.message import Handler, Message
 from acemq.moving import Mover
 from acemq.opening import Opening, transport_for
@@ -147,14 +146,11 @@ class Connection:
 
     async def _open(self) -> None:
         try:
-            await self.transport.open(within=self._connect_timeout)
-        except AcemqError as error:
-            public = public_error(error)
-            if public is error:
-                raise
-            if isinstance(public, ConnectionFailedError) and not public.hosts:
-                public.hosts = tuple(self.state.endpoint.split(","))
-            raise public from error
+            with made_public():
+                await self.transport.open(within=self._connect_timeout)
+        except ConnectionFailedError as error:
+            error.hosts = error.hosts or tuple(self.state.endpoint.split(","))
+            raise
         self._loop = asyncio.get_running_loop()
         self.outbound.open()
         if self.telemetry.metering:
@@ -362,10 +358,8 @@ class Connection:
             raise ConfigurationError(f"most={most} must lie between 1 and {_PULL_MOST}")
         reader = Reader(Codecs.of(codec) if codec else self.codecs, payload)
         mover = self.mover(self.retry)
-        try:
+        with made_public():
             deliveries = await self.transport.pull(queue, most=most, wait=wait)
-        except AcemqError as error:
-            raise public_error(error) from error
         if self._leases is not None:
             self._leases.keep(deliveries)
         pulled = [Pulled(delivery, reader, mover, self.clock) for delivery in deliveries]
@@ -474,6 +468,7 @@ class Connection:
         """
         if timeout is not None:
             check_duration("timeout", timeout, zero=True)
+        self.consumers.excuse_caller()
         return await self._stop.once(lambda: self._close(self._close_timeout if timeout is None else timeout))
 
     async def _close(self, budget: timedelta) -> Drained:
@@ -664,13 +659,8 @@ class Connection:
         except BaseException:
             answer.close()
             raise
-        try:
+        with made_public():
             return await answer
-        except AcemqError as error:
-            public = public_error(error)
-            if public is error:
-                raise
-            raise public from error
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop:

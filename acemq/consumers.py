@@ -10,6 +10,7 @@ from datetime import timedelta
 from typing import Any, TypeAlias, TypeVar
 
 from acemq.consuming import Consumer
+from acemq.errors import ClosedError
 from acemq.private import PrivateConsumer
 from acemq.receiving import Receiving
 from acemq.settling import ConsumerCounters
@@ -30,6 +31,7 @@ class Consumers:
         self._open: dict[AnyConsumer, None] = {}
         self._gone: dict[str, ConsumerCounters] = {}
         self._numbers = itertools.count(1)
+        self._is_draining = False
         self.alone: set[str] = set()
         """Ordered queues, of which a connection consumes each once."""
 
@@ -41,6 +43,9 @@ class Consumers:
         return f"{self._origin}/{queue}/{next(self._numbers)}"
 
     async def start(self, consumer: C) -> C:
+        """`ClosedError` once they drain: nobody would stop one that came behind."""
+        if self._is_draining:
+            raise ClosedError("the connection is closed; connect again")
         self._open[consumer] = None
         try:
             await consumer.start()
@@ -61,8 +66,14 @@ class Consumers:
         """By all consumers of a queue, closed ones included."""
         return sum((each.counters for each in self if each.queue == queue), self._gone.get(queue, ConsumerCounters()))
 
+    def excuse_caller(self) -> None:
+        for each in self:
+            if isinstance(each, Consumer):
+                each.excuse_caller()
+
     async def drain(self, budget: timedelta) -> Drained:
-        """All at once, and then what their handlers may have waited for. One that fails does not keep others open."""
+        """All at once, then what their handlers may have waited for; for good. None that fails keeps others open."""
+        self._is_draining = True
         end = time.monotonic() + budget.total_seconds()
         drained = Drained()
         try:

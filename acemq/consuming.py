@@ -23,18 +23,26 @@ from acemq.claiming import Claims
 from acemq.codec import Reader
 from acemq.consume_options import MAX_DELIVERIES, ConsumeOptions
 from acemq.envelope import to_millis
-from acemq.errors import AcemqError, ClaimStoreError, DecodeError
+from acemq.errors import ClaimStoreError, ClosedError, DecodeError
 from acemq.handling import Call, in_time
 from acemq.holding import Holding
 from acemq.interceptors import Around, ConsumeChain, tell_listeners
-from acemq.mapping import public_error
+from acemq.mapping import made_public
 from acemq.message import CURRENT, Message
 from acemq.moving import GivenBack, Mover
 from acemq.retry import RetryPolicy
 from acemq.settling import TABLE, Case, Decision, decide, set_aside
 from acemq.stopping import CLOSING, Drained, Stop, until
 from acemq.stores import Idempotency
-from acemq.telemetry import CONSUMER_LOST, HANDLER_STUCK, LISTENER_FAILED, Diagnostic, end_span, within_span
+from acemq.telemetry import (
+    CONSUMER_LOST,
+    HANDLER_STUCK,
+    LISTENER_FAILED,
+    WORKER_ENDED,
+    Diagnostic,
+    end_span,
+    within_span,
+)
 from acemq.transport import Delivery, LostBy, Subscription, SubscriptionPhase, SubscriptionState
 
 log = logging.getLogger("acemq")
@@ -131,6 +139,8 @@ class Consumer:
         self._given_back = 0
         self._generation = 1
         self._progress: asyncio.Event | None = None
+        self._excused: set[asyncio.Task[Any]] = set()
+        """Workers that a stop does not wait for, since their handlers wait for the stop."""
         self._stop = Stop()
 
     @property
@@ -154,21 +164,26 @@ class Consumer:
         return None if self._subscription is None else self._subscription.state
 
     async def start(self) -> Self:
-        """Return when the broker has accepted the subscription."""
+        """Return when the broker has accepted the subscription. `ClosedError`: it was closed meanwhile."""
         self._workers = [
             asyncio.create_task(self._work(), name=f"{self.name} worker {number}") for number in range(self.concurrency)
         ]
+        for worker in self._workers:
+            worker.add_done_callback(self._worker_ended)
         try:
-            self._subscription = await self._transport.subscribe(
-                self.queue, self, prefetch=self._prefetch, exclusive=self._exclusive, options=self._subscribing
-            )
-        except BaseException as error:
+            with made_public():
+                subscription = await self._transport.subscribe(
+                    self.queue, self, prefetch=self._prefetch, exclusive=self._exclusive, options=self._subscribing
+                )
+            if self._stop.is_asked:
+                self._ready.clear()
+                await until(time.monotonic() + CLOSING, subscription.close())
+                raise ClosedError(f"{self.name} was closed while it started")
+        except BaseException:
             self.state = ConsumerState.CLOSED
             await self._end_tasks()
-            if isinstance(error, AcemqError):
-                raise public_error(error) from error
             raise
-        self.state = ConsumerState.RUNNING
+        self._subscription, self.state = subscription, ConsumerState.RUNNING
         return self
 
     def pause(self) -> None:
@@ -229,7 +244,10 @@ class Consumer:
             self.state = state_in(state.phase)
 
     def _in_hand(self) -> Iterable[Delivery]:
-        return self._running.values()
+        return (delivery for work in self._running.values() for delivery in self._deliveries_of(work))
+
+    def _deliveries_of(self, work: Any) -> Iterable[Delivery]:
+        return (work,)
 
     # The workers, which live as long as the consumer
 
@@ -253,8 +271,11 @@ class Consumer:
                     raise
                 self.mover.stale(work)
             except Exception:
-                # A fault of ours must not end a worker: the delivery stays unsettled and comes again.
-                log.exception("handling a delivery of %s failed inside the library", self.queue)
+                # A fault of ours must not end a worker.
+                log.exception("handling a delivery of %s failed inside the library; it comes again", self.queue)
+                for delivery in self._deliveries_of(work):
+                    if delivery not in self._moving.values():
+                        self._come_again(delivery)
             finally:
                 if self._has_lapsed(work):
                     self._lapsed.discard(work)
@@ -265,6 +286,20 @@ class Consumer:
                     self._end_alone()
                 if self._progress is not None:
                     self._progress.set()
+
+    def _worker_ended(self, worker: asyncio.Task[None]) -> None:
+        error = None if worker.cancelled() else worker.exception()
+        if error is not None:
+            ended = f"{self.workers_ended} of {self.concurrency} workers have ended"
+            text = f"{type(error).__name__}: {error} ended a worker; {ended}. What it had in hand stays unsettled"
+            self._report(Diagnostic(WORKER_ENDED, "error", text, self.queue, failure=error))
+
+    @property
+    def workers_ended(self) -> int:
+        """Of those that should handle as long as it is open. Whatever ends one is no answer to a message."""
+        if self.state is ConsumerState.CLOSED:
+            return 0
+        return sum(worker.done() for worker in self._workers)
 
     def _take(self) -> Any:
         """The next delivery that may be started now, or `None`.
@@ -576,11 +611,28 @@ class Consumer:
         return True
 
     def _moved(self, move: asyncio.Task[bool]) -> None:
-        del self._moving[move]
-        if self._progress is not None:
-            self._progress.set()
+        delivery = self._moving.pop(move)
         if not move.cancelled() and (error := move.exception()) is not None:
             log.error("settling a delivery of %s failed inside the library; it comes again", self.queue, exc_info=error)
+            self._come_again(delivery)
+        if self._progress is not None:
+            self._progress.set()
+
+    def _come_again(self, delivery: Delivery) -> None:
+        """After a fault of ours: left as it is, it would keep its prefetch slot until the link is lost."""
+        if delivery in self._gone:
+            self._gone.discard(delivery)
+        elif self.state is not ConsumerState.CLOSED:
+            again = asyncio.create_task(self._put_back_one(delivery), name=f"{self.name} gives back after a fault")
+            self._moving[again] = delivery
+            again.add_done_callback(self._moved)
+
+    async def _put_back_one(self, delivery: Delivery) -> bool:
+        try:
+            return await self.mover.put_back(delivery)
+        except GivenBack:
+            self._given_back += 1
+            return False
 
     def _say(
         self,
@@ -602,6 +654,7 @@ class Consumer:
         What was fetched and not started, and what waits for a retry, goes back and spends no attempt. A handler that
         outlives the time is cancelled and settles nothing. Cancelling `drain` cancels the handlers at once.
         """
+        self.excuse_caller()
         budget = self._drain_timeout() if timeout is None else timeout
         return await self._stop.once(lambda: self._drain(time.monotonic() + budget.total_seconds()))
 
@@ -610,7 +663,6 @@ class Consumer:
         return await self.drain()
 
     async def _drain(self, end: float) -> Drained:
-        me = self._caller()
         self.state, settled_before, abandoned = ConsumerState.DRAINING, self._settled, 0
         self._progress = asyncio.Event()
         subscription = self._subscription
@@ -621,12 +673,12 @@ class Consumer:
                 await until(end, subscription.stop())
             self._put_back()
             self.mover.stop_waiting()
-            await self._wait_for_work(end, me)
+            await self._wait_for_work(end)
         finally:
             abandoned = len(self._running)
             self.state = ConsumerState.CLOSED
             self._call.leave_threads()
-            await self._end_tasks(me)
+            await self._end_tasks()
             if self.mover.leases is not None:
                 self.mover.leases.let_go_of(self.lost)
             if self.claims is not None:
@@ -642,26 +694,30 @@ class Consumer:
             queues={self.queue: abandoned} if abandoned else {},
         )
 
-    def _caller(self) -> asyncio.Task[Any] | None:
-        """The worker whose handler asked for the stop: it is not waited for, since it would wait for itself."""
+    def excuse_caller(self) -> None:
+        """Whoever asks for the stop from within a handler, first or later, is not waited for by it."""
+        self._excused.update(task for task, work in self._running.items() if self._is_current(work))
+        if self._progress is not None:
+            self._progress.set()
+
+    def _is_current(self, work: Any) -> bool:
         message = CURRENT.get()
-        found = (task for task, delivery in self._running.items() if message and delivery is message.delivery)
-        return next(found, None)
+        return message is not None and work is message.delivery
 
     def _put_back(self) -> None:
         # Left unsettled here: the subscription gives them back, in their places, when it closes.
         self._given_back += len(self._ready)
         self._ready.clear()
 
-    async def _wait_for_work(self, end: float, me: asyncio.Task[Any] | None) -> None:
+    async def _wait_for_work(self, end: float) -> None:
         assert self._progress is not None
-        while self._moving or any(task is not me for task in self._running):
+        while self._moving or not self._excused.issuperset(self._running):
             self._progress.clear()
             if not await until(end, self._progress.wait()):
                 return
 
-    async def _end_tasks(self, me: asyncio.Task[Any] | None = None) -> None:
-        left = [task for task in (*self._workers, *self._moving) if task is not me]
+    async def _end_tasks(self) -> None:
+        left = [task for task in (*self._workers, *self._moving) if task not in self._excused]
         for task in left:
             task.cancel()
         if left:

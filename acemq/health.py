@@ -133,6 +133,8 @@ class Checks:
             return _said("degraded", f"{held}: starting")
         if consumer.state is ConsumerState.DRAINING:
             return _said("up", f"{held}: draining")
+        if isinstance(consumer, Consumer) and consumer.workers_ended:
+            return _said("down", f"{held}: {consumer.workers_ended} of {consumer.concurrency} workers have ended")
         if subscription.phase is SubscriptionPhase.RECOVERING:
             without = now - subscription.since
             reason = f": {subscription.error}" if subscription.error else ""

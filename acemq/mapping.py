@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator
+from contextlib import contextmanager
 from typing import Any
 
 from acemq import transport as port
@@ -59,6 +61,18 @@ def publish_error(result: PublishResult, outgoing: Outgoing) -> PublishError:
             public = PublishFailedError(text, nacked=isinstance(error, port.Nacked), **where)
     public.__cause__ = error
     return public
+
+
+@contextmanager
+def made_public() -> Generator[None, None, None]:
+    """What the port raises in here leaves as its public error; what is public already leaves as it is."""
+    try:
+        yield
+    except AcemqError as error:
+        public = public_error(error)
+        if public is error:
+            raise
+        raise public from error
 
 
 def public_error(error: AcemqError) -> AcemqError:

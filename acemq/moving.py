@@ -37,6 +37,11 @@ from acemq.transport import Delivery, Outgoing, Published, Settled, Settlement, 
 IN_CONSUMER_LIMIT = timedelta(minutes=15)
 """The longest wait that is spent in a prefetch slot because its rung is missing."""
 
+_PAUSES = (1.0, 2.0, 4.0, 8.0, 16.0, 30.0)
+"""Seconds before a copy that did not land is tried again, by how often it has not; the last one from then on."""
+_REMEMBERED = 1_000
+"""Messages of which is known how often their copies did not land; with more of them at once, one begins anew."""
+
 
 def copy_of(
     delivery: Delivery, envelope: Envelope, decision: Decision, *, origin: str, now_ms: int, queue: str | None = None
@@ -133,6 +138,8 @@ class Mover:
         self._origin, self._home, self._in_place = origin, home, in_place
         self._rungs = frozenset(policy.rungs())
         self.moves_failed_in_row = 0
+        self._failed: dict[str, int] = {}
+        """How often in a row the copy of a message did not land, by its id: it may be delivered again in between."""
         self._pauses: set[asyncio.Future[None]] = set()
         self._stopping = False
         self._under_way = 0
@@ -178,6 +185,11 @@ class Mover:
             for settlement in batch:
                 self.leases.let_go(settlement.delivery)
         return await self.transport.settle(batch)
+
+    async def put_back(self, delivery: Delivery) -> bool:
+        """As it is, after a moment, so that a fault that lasts does not go round in circles."""
+        await self._pause(_PAUSES[0])
+        return self._held(await self._settle(Settlement(delivery, Verb.REQUEUE)), delivery)
 
     async def carry_out(self, decision: Decision, delivery: Delivery) -> tuple[Handled, bool]:
         """What happened, and whether the broker still held the delivery. Waits of a retry are spent in here.
@@ -247,7 +259,7 @@ class Mover:
             waiting = replace(copy, routing_key=rung)
             result = await self.outbound.move(waiting)
             if result.outcome is Published.ROUTED:
-                return await self._landed(decision, delivery, rung, decision.delay)
+                return await self._landed(decision, delivery, waiting, decision.delay)
             if result.outcome is not Published.UNROUTABLE:
                 return await self._move(decision, delivery, waiting, decision.delay, tried=result)
         self.telemetry.rung_missing(delivery.queue, rung)
@@ -277,11 +289,11 @@ class Mover:
             tried = None
             if result.outcome is Published.ROUTED:
                 # Confirmed first, accepted second: a crash in between sends twice, never loses.
-                return await self._landed(decision, delivery, copy.routing_key, delay)
+                return await self._landed(decision, delivery, copy, delay)
             self.moves_failed_in_row += 1
             if self.moves_failed_in_row == 1 or not will_pass(result):
                 self._move_failed(delivery, copy, result)
-            await self._pause(min(2.0 ** (self.moves_failed_in_row - 1), 30.0))
+            await self._pause(self._pause_after_failure(copy))
             if not will_pass(result):
                 self.counters.count("move_failed")
                 if not self._in_place:
@@ -290,12 +302,21 @@ class Mover:
         envelope = envelope_of(delivery, self.clock)
         return _ended(decision, envelope, copy.routing_key, delay, landed=False), self._held(settled, delivery)
 
+    def _pause_after_failure(self, copy: Outgoing) -> float:
+        """Its own: what one blip has done to twenty copies is one failure of each."""
+        failed = self._failed.pop(copy.message_id, 0) + 1
+        self._failed[copy.message_id] = failed
+        if len(self._failed) > _REMEMBERED:
+            del self._failed[next(iter(self._failed))]
+        return _PAUSES[min(failed, len(_PAUSES)) - 1]
+
     async def _landed(
-        self, decision: Decision, delivery: Delivery, target: str, delay: timedelta | None
+        self, decision: Decision, delivery: Delivery, copy: Outgoing, delay: timedelta | None
     ) -> tuple[Handled, bool]:
         self.moves_failed_in_row = 0
+        self._failed.pop(copy.message_id, None)
         held = await self.accept(delivery)
-        return _ended(decision, envelope_of(delivery, self.clock), target, delay), held
+        return _ended(decision, envelope_of(delivery, self.clock), copy.routing_key, delay), held
 
     def _copy(self, decision: Decision, delivery: Delivery, envelope: Envelope) -> Outgoing:
         now_ms = to_millis(self.clock.now())

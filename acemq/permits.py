@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import Callable
 from datetime import timedelta
 
@@ -18,7 +17,8 @@ class Permits:
     def __init__(self, limit: int, outstanding: Callable[[], int]) -> None:
         self.limit, self._free, self._owed = limit, limit, 0
         self._outstanding = outstanding
-        self._waiting: deque[asyncio.Future[None]] = deque()
+        self._waiting: dict[asyncio.Future[int], int] = {}
+        """Who waits, in order, and for how many at most."""
         self._looking: asyncio.TimerHandle | None = None
 
     @property
@@ -35,21 +35,26 @@ class Permits:
     async def take_some(self, most: int, within: timedelta) -> int:
         """Between 1 and `most` permits, as many as are free; 0 when none was free in time."""
         self._reclaim()
-        if self._free <= 0 or self._waiting:
-            turn = asyncio.get_running_loop().create_future()
-            self._waiting.append(turn)
-            self._look_again()
-            try:
-                await asyncio.wait_for(turn, within.total_seconds())
-            except TimeoutError:
-                return 0
-            finally:
-                if turn in self._waiting:
-                    self._waiting.remove(turn)
-                self._wake()
+        if self._free > 0 and not self._waiting:
+            return self._take(most)
+        turn: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self._waiting[turn] = most
+        self._wake()
+        self._look_again()
+        try:
+            async with asyncio.timeout(within.total_seconds()):
+                return await turn
+        except TimeoutError:
+            return _handed(turn)
+        except BaseException:
+            self.give(_handed(turn))
+            raise
+        finally:
+            self._waiting.pop(turn, None)
+
+    def _take(self, most: int) -> int:
         taken = min(most, self._free)
         self._free -= taken
-        self._wake()
         return taken
 
     def give(self, count: int) -> None:
@@ -78,11 +83,12 @@ class Permits:
             self._owed = still
 
     def _wake(self) -> None:
-        if self._free > 0:
-            for turn in self._waiting:
-                if not turn.done():
-                    turn.set_result(None)
-                    break
+        # Handed over, not offered: whoever is only woken may find that another has taken what woke him.
+        while self._free > 0 and self._waiting:
+            turn = next(iter(self._waiting))
+            most = self._waiting.pop(turn)
+            if not turn.done():
+                turn.set_result(self._take(most))
 
     def _look_again(self) -> None:
         # Nobody awaits what is owed, so nobody says when it is answered: look, as long as somebody waits for it.
@@ -95,3 +101,8 @@ class Permits:
         self._wake()
         if self._waiting:
             self._look_again()
+
+
+def _handed(turn: asyncio.Future[int]) -> int:
+    """What was handed over in the very moment in which its taker was cancelled, or out of time."""
+    return turn.result() if turn.done() and not turn.cancelled() else 0

@@ -11,6 +11,7 @@ from acemq.ack import Ack
 from acemq.clock import Clock
 from acemq.codec import Reader
 from acemq.errors import ClosedError, CodecError
+from acemq.mapping import made_public
 from acemq.message import Message
 from acemq.moving import GivenBack, Mover
 from acemq.settling import decide
@@ -79,7 +80,8 @@ class Pulled(Message[T_co]):
         self._settled = True
         decision = decide(ack, self.envelope.attempt, self._mover.policy, self.age, "pull")
         try:
-            handled, held = await self._mover.carry_out(decision, self.delivery)
+            with made_public():
+                handled, held = await self._mover.carry_out(decision, self.delivery)
         except GivenBack:
             return False  # closed while it waited for its retry: it goes back with its attempt as it was
         except BaseException:

@@ -11,9 +11,9 @@ from typing import Any, Generic, Self, TypeVar
 
 from acemq.codec import Reader
 from acemq.consuming import ConsumerState, state_in
-from acemq.errors import AcemqError
+from acemq.errors import ClosedError
 from acemq.holding import Holding
-from acemq.mapping import public_error
+from acemq.mapping import made_public
 from acemq.moving import Mover
 from acemq.pulling import Pulled
 from acemq.stopping import CLOSING, Drained, Stop, until
@@ -80,13 +80,16 @@ class Receiving(AsyncIterator[Pulled[T_co]], Generic[T_co]):
         return len(self._holding.ready)
 
     async def start(self) -> Self:
-        """Return when the broker has accepted the subscription."""
-        try:
-            self._subscription = await self.mover.transport.subscribe(
+        """Return when the broker has accepted the subscription. `ClosedError`: it was closed meanwhile."""
+        with made_public():
+            subscription = await self.mover.transport.subscribe(
                 self.queue, self, prefetch=self._prefetch, options={"name": self.name}
             )
-        except AcemqError as error:
-            raise public_error(error) from error
+        if self._stop.is_asked:
+            self._holding.ready.clear()
+            await until(time.monotonic() + CLOSING, subscription.close())
+            raise ClosedError(f"{self.name} was closed while it started")
+        self._subscription = subscription
         return self
 
     def pause(self) -> None:

@@ -228,6 +228,10 @@ DIAGNOSTICS = {
     telemetry.CONSUMER_LOST: ("warning", "the broker has ended a subscription, or refuses it; it is tried again"),
     telemetry.SETTLE_STALE: ("warning", "a message was settled too late: the broker had taken it back already"),
     telemetry.HANDLER_STUCK: ("error", "a handler still runs at twice its time limit, and keeps its place"),
+    telemetry.WORKER_ENDED: (
+        "error",
+        "a handler raised what is no `Exception`, such as `SystemExit`: its worker has ended, and its consumer is down",
+    ),
     telemetry.LISTENER_FAILED: (
         "warning",
         "a hook or a `when_settled` listener raised where that changes nothing; what it was told of stands",

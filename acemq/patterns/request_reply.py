@@ -35,7 +35,7 @@ from acemq.errors import (
 from acemq.handling import Call, check_handler
 from acemq.headers import HeaderValue
 from acemq.ids import new_id
-from acemq.mapping import public_error
+from acemq.mapping import made_public
 from acemq.message import Message, current_message
 from acemq.opening import Opening
 from acemq.publish_options import PublishOptions
@@ -281,10 +281,8 @@ class Requests:
 
     async def _declare(self, queue: Queue) -> None:
         # Past `declared()`, which is of what somebody else could make beforehand.
-        try:
+        with made_public():
             await self._connection.transport.apply(Topology(queues=(queue,)), ApplyMode.CREATE)
-        except AcemqError as error:
-            raise public_error(error) from error
 
     async def _receive(self, message: Message[bytes]) -> None:
         waiter = self._waiting.pop(message.correlation_id, None)

@@ -25,7 +25,7 @@ from acemq import (
 )
 from acemq.transport import Outgoing
 from acemq.transports.memory import MemoryBroker, Profile
-from tests.waiting import until
+from tests.waiting import until, until_async
 
 SECOND = timedelta(seconds=1)
 
@@ -375,6 +375,34 @@ async def test_m030_a_copy_that_never_lands_is_tried_again_after_pauses_that_dou
     letter = await mq.pull("q.dlq", int)
     assert letter is not None
     assert (letter.payload, letter.attempt) == (1, 1)
+
+
+async def test_twenty_copies_that_meet_one_blip_are_all_tried_again_after_a_second(
+    mq: AceMQ, clock: MovableClock, broker: MemoryBroker
+) -> None:
+    broker.faults.next("publish", "refuse", times=20, match=lambda outgoing: outgoing.routing_key == "q.dlq")
+    await mq.send_many("q", range(20))
+    async with mq.consume("q", int, lambda message: Ack.reject("bad"), prefetch=20) as consumer:
+        await until(lambda: consumer.mover.moves_failed_in_row == 20)
+        await clock.advance(SECOND)
+        await until(lambda: consumer.counters.rejected == 40)
+        assert (await mq.depth("q.dlq")).ready == 20
+
+
+async def test_a_copy_that_has_not_landed_for_days_is_still_tried_every_thirty_seconds(
+    mq: AceMQ, clock: MovableClock, broker: MemoryBroker
+) -> None:
+    async with mq.consume("q", int, lambda message: Ack.reject("bad")) as consumer:
+        consumer.mover.moves_failed_in_row = 5_000  # of others, for as long as the broker took nothing
+        broker.faults.next("publish", "refuse", times=8, match=lambda outgoing: outgoing.routing_key == "q.dlq")
+        await mq.send("q", 1)
+
+        async def has_landed() -> bool:
+            await clock.advance(5 * SECOND)
+            return (await mq.depth("q.dlq")).ready == 1
+
+        await until_async(has_landed)
+        assert clock.monotonic() < 200  # 1 + 2 + 4 + 8 + 16 + 3 × 30, and what the looking adds
 
 
 @pytest.mark.parametrize("broker", [Profile.FULL], indirect=True)

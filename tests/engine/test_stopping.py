@@ -11,7 +11,8 @@ from typing import Literal
 import pytest
 
 import acemq
-from acemq import AceMQ, Ack, ClosedError, Message, RetryPolicy, Topology
+from acemq import AceMQ, Ack, Batch, ClosedError, ConsumerState, Message, Receiving, RetryPolicy, Topology
+from acemq.transports.memory import MemoryBroker
 from tests.waiting import until, until_async
 
 
@@ -215,3 +216,101 @@ async def test_leaving_the_block_of_a_consumer_finishes_what_runs(mq: AceMQ, que
         await started.wait()
     assert finished == 1
     assert (await mq.depth(queue)).ready == 0
+
+
+@pytest.mark.parametrize("stop", ["consumer", "connection"])
+async def test_m049_a_handler_that_asks_for_a_stop_which_another_has_asked_for_is_not_waited_for(
+    url: str, mq: AceMQ, queue: str, stop: str
+) -> None:
+    busy = await acemq.connect(url)
+    started, both = asyncio.Event(), asyncio.Event()
+
+    async def last_one(message: Message[int]) -> None:
+        started.set()
+        await both.wait()
+        await stopped.close()
+
+    consumer = await busy.consume(queue, int, last_one)
+    stopped = consumer if stop == "consumer" else busy
+    await mq.send(queue, 1)
+    await started.wait()
+    stopping = asyncio.ensure_future(stopped.close())
+    await until(lambda: consumer.state is ConsumerState.DRAINING)
+    both.set()
+    await asyncio.wait_for(stopping, 5)
+    await busy.close()
+    await all_back(mq, queue, 1)
+
+
+async def test_a_handler_of_a_batch_that_asks_for_a_stop_under_way_is_not_waited_for(mq: AceMQ, queue: str) -> None:
+    started, both = asyncio.Event(), asyncio.Event()
+
+    async def last_ones(batch: Batch[int]) -> None:
+        started.set()
+        await both.wait()
+        await consumer.close()
+
+    consumer = await mq.consume_batches(queue, int, last_ones, most=1)
+    await mq.send(queue, 1)
+    await started.wait()
+    stopping = asyncio.ensure_future(consumer.close())
+    await until(lambda: consumer.state is ConsumerState.DRAINING)
+    both.set()
+    await asyncio.wait_for(stopping, 5)
+
+
+@pytest.mark.parametrize("verb", ["exists", "apply", "subscribe"])
+async def test_what_was_starting_while_its_connection_closed_is_closed_and_handles_nothing(
+    name: str, verb: Literal["exists", "apply", "subscribe"]
+) -> None:
+    broker, handled, gate = MemoryBroker.named(name), list[int](), asyncio.Event()
+
+    async def slow(message: Message[int]) -> None:
+        await gate.wait()
+
+    async def handle(message: Message[int]) -> None:
+        handled.append(message.payload)
+
+    async with acemq.connect(f"memory://{name}") as mq:
+        await mq.declare(Topology().queue("q").queue("slow"))
+        busy = await mq.consume("slow", int, slow)
+        await mq.send("slow", 0)
+        await mq.send("q", 1)
+        await until(lambda: busy.in_flight == 1)
+        broker.stall(verb)
+        opening = asyncio.ensure_future(mq.consume("q", int, handle).__aenter__())
+        await asyncio.sleep(0)
+        closing = asyncio.ensure_future(mq.close())
+        await until(lambda: busy.state is ConsumerState.DRAINING)
+        broker.release(verb)
+        with pytest.raises(ClosedError):
+            await opening
+        gate.set()
+        assert (await closing).finished
+    assert handled == []
+    async with acemq.connect(f"memory://{name}") as mq:
+        await all_back(mq, "q", 1)
+
+
+async def test_a_consumer_or_receiving_that_is_closed_while_it_starts_subscribes_to_nothing(name: str) -> None:
+    broker = MemoryBroker.named(name)
+    async with acemq.connect(f"memory://{name}") as mq:
+        await mq.declare(Topology().queue("q"))
+        await mq.send("q", 1)
+        broker.stall("subscribe")
+        openings = [
+            asyncio.ensure_future(mq.consume("q", int, lambda message: None).__aenter__()),
+            asyncio.ensure_future(mq.receive("q", int).__aenter__()),
+        ]
+        await until(lambda: len(list(mq.consumers)) == 2)
+        starting = list(mq.consumers)
+        assert {type(each) for each in starting} == {acemq.Consumer, Receiving}
+        for each in starting:
+            await each.close()
+        broker.release("subscribe")
+        for opening in openings:
+            with pytest.raises(ClosedError, match="closed while it started"):
+                await opening
+        assert [each.state for each in starting] == [ConsumerState.CLOSED] * 2
+        assert list(mq.consumers) == []
+        await all_back(mq, "q", 1)

@@ -14,7 +14,7 @@ import msgspec
 from acemq.clock import sleep
 from acemq.connection import Connection
 from acemq.errors import AcemqError, ClosedError
-from acemq.mapping import public_error
+from acemq.mapping import made_public
 from acemq.opening import Opening
 from acemq.patterns.ordered.partition import PartitionConsumer
 from acemq.stopping import Drained, Stop
@@ -87,6 +87,8 @@ class OrderedConsumer:
 
         A halted or waiting message goes back to its place; whoever takes the partition next begins with it.
         """
+        for consumer in self._mine.values():
+            consumer.excuse_caller()
         return await self._stop.once(lambda: self._drain(timeout))
 
     async def _drain(self, timeout: timedelta | None) -> Drained:
@@ -143,10 +145,8 @@ class OrderedConsumer:
                 await self._take(partition)
 
     async def _is_claimed(self, partition: int) -> bool:
-        try:
+        with made_public():
             return await cast("Claims", self._connection.transport).is_claimed(self._queues[partition])
-        except AcemqError as error:
-            raise public_error(error) from error
 
     async def _take(self, partition: int) -> None:
         self._free_since.pop(partition, None)

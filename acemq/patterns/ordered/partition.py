@@ -382,9 +382,11 @@ class PartitionConsumer(Consumer):
             self._fetch()
 
     async def _fetch_again(self, delivery: Delivery) -> None:
-        if delivery in self._gone or self._subscription is None or self.state is not ConsumerState.RUNNING:
+        if self._comes_by_itself(delivery):
             return
         await sleep(self._clock, AGAIN.total_seconds())
+        if self._comes_by_itself(delivery):
+            return
         if isinstance(self._subscription, GivesBack):
             self._ready.clear()
             await self._subscription.give_back()
@@ -392,10 +394,18 @@ class PartitionConsumer(Consumer):
         else:  # whose requeue keeps the place
             await self._transport.settle((Settlement(delivery, Verb.REQUEUE),))
 
+    def _comes_by_itself(self, delivery: Delivery) -> bool:
+        """It was taken back, or the end of our channel puts it in its place."""
+        return delivery in self._gone or self.state in (ConsumerState.DRAINING, ConsumerState.CLOSED)
+
+    def _come_again(self, delivery: Delivery) -> None:
+        """Nothing beside: whoever has it in hand waits for its end, and then sees to it in its place."""
+
     def _fetch(self) -> None:
         assert self._subscription is not None
         self._is_away = self._has_begun = False
-        self._subscription.resume()
+        if not self._holding.paused:  # or its resume() fetches
+            self._subscription.resume()
 
     def _go(self, stand: _Stand) -> None:
         stand.is_due = True
