@@ -301,7 +301,7 @@ class Connection:
             return self.consume(queue, payload, handler, **own)
 
         async def open_group() -> ConsumerGroup:
-            group = ConsumerGroup(queue, member, drain_timeout=self._time_left)
+            group = ConsumerGroup(queue, member, drain_timeout=self.time_left)
             await group.scale(size)
             return group
 
@@ -328,7 +328,7 @@ class Connection:
                 reader=reader,
                 mover=self.mover(self.retry),
                 prefetch=prefetch,
-                drain_timeout=self._time_left,
+                drain_timeout=self.time_left,
                 ended=self.consumers.forget,
             )
             return await self.consumers.start(receiving)
@@ -501,7 +501,7 @@ class Connection:
             self._pool.shutdown(wait=False, cancel_futures=True)
             if self._leases is not None:
                 self._leases.close()
-            await self.transport.close(self._time_left())
+            await self.transport.close(self.time_left())
 
     # For patterns, which stand on a connection
 
@@ -555,7 +555,7 @@ class Connection:
                 around=around,
                 options=options,
                 prefetch=prefetch,
-                drain_timeout=self._time_left,
+                drain_timeout=self.time_left,
                 ended=self.consumers.forget,
             )
             warn_of_limit(queue, options, can)
@@ -686,7 +686,8 @@ class Connection:
         if asyncio.get_running_loop() is not loop:
             raise LoopError(ANOTHER_LOOP)
 
-    def _time_left(self) -> timedelta:
+    def time_left(self) -> timedelta:
+        """For a stop that is given no time: the `close_timeout`, or what is left of it once the connection closes."""
         if self._close_by is None:
             return self._close_timeout
         return timedelta(seconds=max(self._close_by - time.monotonic(), 0))
