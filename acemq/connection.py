@@ -128,7 +128,9 @@ class Connection:
         self._topology = options.get("topology", TopologyMode.CREATE)
         self._declared = Topology()
         self._laying, self._has_ladder = asyncio.Lock(), False
-        self._endings: list[Callable[[], Awaitable[object]]] = []
+        self._pulled = self.mover(self.retry)
+        """Of whatever is pulled, for as long as the connection is open."""
+        self._endings: list[Callable[[], Awaitable[object]]] = [self._pulled.at_rest]
         self._stop = Stop()
         self._close_by: float | None = None
 
@@ -361,14 +363,13 @@ class Connection:
         if not 1 <= most <= _PULL_MOST:
             raise ConfigurationError(f"most={most} must lie between 1 and {_PULL_MOST}")
         reader = Reader(Codecs.of(codec) if codec else self.codecs, payload)
-        mover = self.mover(self.retry)
         try:
             deliveries = await self.transport.pull(queue, most=most, wait=wait)
         except AcemqError as error:
             raise public_error(error) from error
         if self._leases is not None:
             self._leases.keep(deliveries)
-        pulled = [Pulled(delivery, reader, mover, self.clock) for delivery in deliveries]
+        pulled = [Pulled(delivery, reader, self._pulled, self.clock) for delivery in deliveries]
         if reader.is_async:
             await fetch(pulled)
         return pulled
@@ -479,6 +480,7 @@ class Connection:
     async def _close(self, budget: timedelta) -> Drained:
         self._close_by = time.monotonic() + budget.total_seconds()
         self.outbound.drain()
+        self._pulled.stop_waiting()
         for loop in self._loops:
             loop.cancel()
         closing = [asyncio.ensure_future(close(budget)) for close in tuple(self._attached.values())]
