@@ -140,7 +140,7 @@ class Pipeline(Generic[In, Out]):
             raise PipelineTypeError(
                 name, shown(asked), shown(before), f"{name!r} takes {shown(asked)}, but {giver} {shown(before)}"
             )
-        payload = before if before is not Any else asked
+        payload: Any = before if before is not Any else asked
         if payload is None or payload is Any:
             raise ConfigurationError(f"step {name!r}: what it takes is not known; annotate it, or give takes=")
         consuming = cast("ConsumeOptions", {option: value for option, value in options.items() if option != "takes"})

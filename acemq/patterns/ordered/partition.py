@@ -278,9 +278,7 @@ class PartitionConsumer(Consumer):
         self, decision: Decision, message: Message[Any], span: Span | None = None, began: float = 0.0
     ) -> bool:
         """Return when it is done, so that nothing is begun before. False: the message comes again, and first."""
-        move = self._settle_beside(
-            decision, message, span or self._span_of(message), began or time.perf_counter()
-        )
+        move = self._settle_beside(decision, message, span or self._span_of(message), began or time.perf_counter())
         await asyncio.wait({move})
         if move.cancelled():
             return False
