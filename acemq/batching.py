@@ -117,7 +117,7 @@ class BatchConsumer(Consumer):
 
     def _expire(self) -> None:
         self._timer, self._due = None, True
-        self._wake(1)
+        self._holding.wake(1)
 
     def _take(self) -> Batch[Any] | None:
         if self._alone is not None or self._holding.paused:

@@ -127,7 +127,9 @@ class Connection:
         self._topology = options.get("topology", TopologyMode.CREATE)
         self._declared = Topology()
         self._laying, self._has_ladder = asyncio.Lock(), False
-        self._endings: list[Callable[[], Awaitable[object]]] = []
+        self._pulled = self.mover(self.retry)
+        """Of whatever is pulled, for as long as the connection is open."""
+        self._endings: list[Callable[[], Awaitable[object]]] = [self._pulled.at_rest]
         self._stop = Stop()
         self._close_by: float | None = None
 
@@ -297,7 +299,7 @@ class Connection:
             return self.consume(queue, payload, handler, **own)
 
         async def open_group() -> ConsumerGroup:
-            group = ConsumerGroup(queue, member, drain_timeout=self._time_left)
+            group = ConsumerGroup(queue, member, drain_timeout=self.time_left)
             await group.scale(size)
             return group
 
@@ -324,7 +326,7 @@ class Connection:
                 reader=reader,
                 mover=self.mover(self.retry),
                 prefetch=prefetch,
-                drain_timeout=self._time_left,
+                drain_timeout=self.time_left,
                 ended=self.consumers.forget,
             )
             return await self.consumers.start(receiving)
@@ -357,12 +359,11 @@ class Connection:
         if not 1 <= most <= _PULL_MOST:
             raise ConfigurationError(f"most={most} must lie between 1 and {_PULL_MOST}")
         reader = Reader(Codecs.of(codec) if codec else self.codecs, payload)
-        mover = self.mover(self.retry)
         with made_public():
             deliveries = await self.transport.pull(queue, most=most, wait=wait)
         if self._leases is not None:
             self._leases.keep(deliveries)
-        pulled = [Pulled(delivery, reader, mover, self.clock) for delivery in deliveries]
+        pulled = [Pulled(delivery, reader, self._pulled, self.clock) for delivery in deliveries]
         if reader.is_async:
             await fetch(pulled)
         return pulled
@@ -474,6 +475,7 @@ class Connection:
     async def _close(self, budget: timedelta) -> Drained:
         self._close_by = time.monotonic() + budget.total_seconds()
         self.outbound.drain()
+        self._pulled.stop_waiting()
         for loop in self._loops:
             loop.cancel()
         closing = [asyncio.ensure_future(close(budget)) for close in tuple(self._attached.values())]
@@ -496,7 +498,7 @@ class Connection:
             self._pool.shutdown(wait=False, cancel_futures=True)
             if self._leases is not None:
                 self._leases.close()
-            await self.transport.close(self._time_left())
+            await self.transport.close(self.time_left())
 
     # For patterns, which stand on a connection
 
@@ -550,7 +552,7 @@ class Connection:
                 around=around,
                 options=options,
                 prefetch=prefetch,
-                drain_timeout=self._time_left,
+                drain_timeout=self.time_left,
                 ended=self.consumers.forget,
             )
             warn_of_limit(queue, options, can)
@@ -676,7 +678,8 @@ class Connection:
         if asyncio.get_running_loop() is not loop:
             raise LoopError(ANOTHER_LOOP)
 
-    def _time_left(self) -> timedelta:
+    def time_left(self) -> timedelta:
+        """For a stop that is given no time: the `close_timeout`, or what is left of it once the connection closes."""
         if self._close_by is None:
             return self._close_timeout
         return timedelta(seconds=max(self._close_by - time.monotonic(), 0))

@@ -116,7 +116,6 @@ class Consumer:
         self._subscription: Subscription | None = None
         self._holding = Holding(queue, mover.settle, mover.clock)
         self._ready = self._holding.ready
-        self._idle: deque[asyncio.Future[None]] = deque()
         self._workers: list[asyncio.Task[None]] = []
         self._running: dict[asyncio.Task[Any], Any] = {}
         """What each busy worker has in hand: a delivery here, a batch where there are batches."""
@@ -202,7 +201,6 @@ class Consumer:
             self.fetched_at = self._clock.monotonic()
             self._holding.resume()
             self.state = state_in(self._subscription.state.phase)
-            self._wake(self.concurrency)
 
     # The sink: plain calls by the transport
 
@@ -211,7 +209,6 @@ class Consumer:
         if self.mover.leases is not None:
             self.mover.leases.keep(batch, self.lost)
         self._holding.add(batch)
-        self._wake(len(batch))
 
     def lost(self, batch: Sequence[Delivery], by: LostBy, /) -> None:
         gone = set(batch)
@@ -257,9 +254,7 @@ class Consumer:
         while self.state is not ConsumerState.CLOSED:
             work = self._take()
             if work is None:
-                turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-                self._idle.append(turn)
-                await turn
+                await self._holding.turn()
                 continue
             self._running[task] = work
             try:
@@ -317,7 +312,7 @@ class Consumer:
 
     def _end_alone(self) -> None:
         self._alone = None
-        self._wake(len(self._ready))
+        self._holding.wake(len(self._ready))
 
     def _has_lapsed(self, work: object) -> bool:
         return isinstance(work, Delivery) and work in self._lapsed
@@ -338,14 +333,6 @@ class Consumer:
         if not self._has_begun:
             self._has_begun, self._foremost = True, delivery
         return delivery
-
-    def _wake(self, wanted: int) -> None:
-        idle = self._idle
-        while wanted and idle:
-            turn = idle.popleft()
-            if not turn.done():
-                turn.set_result(None)
-                wanted -= 1
 
     async def _handle(self, work: Any, task: asyncio.Task[Any]) -> None:
         delivery: Delivery = work

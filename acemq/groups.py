@@ -53,18 +53,14 @@ class ConsumerGroup:
         check_size(size)
         async with self._changing:
             self._check_open()
-            started: list[Consumer] = []
+            before = self.size
             try:
-                for number in range(len(self._members) + 1, size + 1):
-                    started.append(await self._start(number))
-                self._check_open()
+                while self.size < size:
+                    self._members.append(await self._start(self.size + 1))
             except BaseException:
-                await self._leave(started)
+                await self._leave_behind(before)
                 raise
-            self._members += started
-            surplus = self._members[size:]
-            del self._members[size:]
-            await self._leave(surplus)
+            await self._leave_behind(size)
 
     async def set_prefetch(self, prefetch: int) -> None:
         """Return when every member fetches so many at once.
@@ -77,11 +73,10 @@ class ConsumerGroup:
             before, self._prefetch = self._prefetch, prefetch
             for place, member in enumerate(self._members):
                 try:
-                    successor = await self._start(place + 1)
+                    self._members[place] = await self._start(place + 1)
                 except BaseException:
                     self._prefetch = before
                     raise
-                self._members[place] = successor
                 await self._leave([member])
 
     def pause(self) -> None:
@@ -109,7 +104,15 @@ class ConsumerGroup:
         member = await self._member(number, self._prefetch)
         if self._paused:
             member.pause()  # in the same turn of the loop: nothing was delivered yet
+        if self._closed:
+            await self._leave([member])  # drained while this one started, and so without it
+            self._check_open()
         return member
+
+    async def _leave_behind(self, size: int) -> None:
+        surplus = self._members[size:]
+        del self._members[size:]
+        await self._leave(surplus)
 
     async def _leave(self, members: list[Consumer]) -> None:
         self._leaving += members

@@ -64,10 +64,6 @@ NAME_LIMIT = 128
 """Bytes. RabbitMQ clients cut longer names without a word."""
 
 
-def is_reserved(name: str) -> bool:
-    return name.startswith(RESERVED)
-
-
 class ReadOnly(dict[str, HeaderValue]):
     """Headers that nothing changes at a distance: checked, or as they arrived."""
 

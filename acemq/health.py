@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import inspect
 import re
-from collections.abc import Awaitable, Callable, Iterable
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from datetime import timedelta
 from typing import Any, Literal, TypeAlias
 
@@ -81,16 +82,14 @@ class Checks:
         self._own.pop(name, None)
 
     async def ask(self, within: timedelta) -> Health:
-        checks: dict[str, Check] = {"connection": lambda: self._connection(within)}
-        for consumer in self._consumers:
-            if consumer.state is not ConsumerState.CLOSED:
-                checks[f"consumer {consumer.name}"] = self._check_of(consumer)
-        checks |= self._own
-        asked = {name: asyncio.ensure_future(_called(check)) for name, check in checks.items()}
-        _, hanging = await asyncio.wait(asked.values(), timeout=within.total_seconds())
+        checks: list[tuple[str, Check]] = [("connection", lambda: self._connection(within))]
+        checks += self._of_consumers()
+        checks += self._own.items()
+        asked = [(name, asyncio.ensure_future(_called(check))) for name, check in _told_apart(checks)]
+        _, hanging = await asyncio.wait([task for _, task in asked], timeout=within.total_seconds())
         for task in hanging:
             task.cancel()  # and not waited for: it may swallow that, too
-        parts = tuple(_part(name, task, within, hangs=task in hanging) for name, task in asked.items())
+        parts = tuple(_part(name, task, within, hangs=task in hanging) for name, task in asked)
         return Health(max((part.status for part in parts), key=_SEVERITY.__getitem__), parts)
 
     # The connection
@@ -122,6 +121,14 @@ class Checks:
         return _said("up")
 
     # Consumers
+
+    def _of_consumers(self) -> list[tuple[str, Check]]:
+        open_now = [consumer for consumer in self._consumers if consumer.state is not ConsumerState.CLOSED]
+        names = Counter(consumer.name for consumer in open_now)
+        return [
+            (f"consumer {each.name}" + (f" of {each.queue}" if names[each.name] > 1 else ""), self._check_of(each))
+            for each in open_now
+        ]
 
     def _check_of(self, consumer: AnyConsumer) -> Check:
         return lambda: self._consumer(consumer)
@@ -184,6 +191,14 @@ class Checks:
             self._waiting_since.pop(consumer, None)
             return 0.0
         return now - self._waiting_since.setdefault(consumer, now)
+
+
+def _told_apart(checks: Iterable[tuple[str, Check]]) -> Iterator[tuple[str, Check]]:
+    """A name that was there already gets a number: no part may stand in for another."""
+    seen = Counter[str]()
+    for name, check in checks:
+        seen[name] += 1
+        yield (name if seen[name] == 1 else f"{name} ({seen[name]})"), check
 
 
 def _said(status: Status, detail: str = "") -> HealthPart:

@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Collection, Sequence
+from contextlib import suppress
 from datetime import timedelta
 
 from acemq.clock import Clock, Timer
@@ -20,7 +21,7 @@ KEPT = timedelta(seconds=60)
 
 
 class Holding:
-    """The deliveries of one subscription that nobody has started yet."""
+    """The deliveries of one subscription that nobody has started yet, and who waits for them, in turn."""
 
     def __init__(self, queue: str, settle: Settle, clock: Clock) -> None:
         self.ready: deque[Delivery] = deque()
@@ -30,9 +31,32 @@ class Holding:
         self._subscription: Subscription | None = None
         self._timer: Timer | None = None
         self._giving_back: set[asyncio.Task[object]] = set()
+        self._turns: deque[asyncio.Future[None]] = deque()
+
+    async def turn(self) -> None:
+        """Return when there may be something to take; whoever asks looks for himself."""
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._turns.append(turn)
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if turn.cancelled():
+                with suppress(ValueError):  # woken in the same moment, it is out already
+                    self._turns.remove(turn)
+            else:
+                self.wake(1)  # it was somebody's turn, and now it is another's
+            raise
+
+    def wake(self, wanted: int) -> None:
+        while wanted and self._turns:
+            turn = self._turns.popleft()
+            if not turn.done():
+                turn.set_result(None)
+                wanted -= 1
 
     def add(self, batch: Collection[Delivery]) -> None:
         self.ready.extend(batch)
+        self.wake(len(batch))
         if self.paused and self._timer is None:
             self._keep()
 
@@ -59,7 +83,8 @@ class Holding:
             self._subscription.resume()
 
     def end(self) -> None:
-        """Forget the pause, and leave the subscription as it is."""
+        """Forget the pause, and leave the subscription as it is. Whoever waits looks again."""
+        self.wake(len(self._turns))
         self.paused = False
         if self._timer is not None:
             self._timer.cancel()

@@ -92,7 +92,9 @@ class PublishChain:
         for call in calls:
             try:
                 await _called(call())
-            except Exception as error:
+            except (Exception, asyncio.CancelledError) as error:
+                if _stopped_by_us(error):
+                    raise
                 _reported(self._report, call, error, draft=draft)
 
 
@@ -213,7 +215,7 @@ def tell_listeners(message: Message[Any], handled: Handled, report: Reporter) ->
     for listener in message.listeners or ():
         try:
             listener(handled)
-        except Exception as error:
+        except (Exception, asyncio.CancelledError) as error:
             _reported(report, listener, error, message=message)
 
 

@@ -189,7 +189,7 @@ class Outbound:
                 self.permits.give(taken)
             # A transport that answers without waiting must not keep the loop to itself for the whole batch.
             await asyncio.sleep(0)
-        return _all_through(results)
+        return all_through(results)
 
     async def _publish_many_in(
         self,
@@ -207,12 +207,12 @@ class Outbound:
                     results.append(await self.publish(exchange, routing_key, payload, options))
                 except AcemqError as error:
                     results.append(error)
-            return _all_through(results)
+            return all_through(results)
         within = options.get("timeout", self.timeout)
         drafts = self._drafts(exchange, routing_key, payloads, options)
         while window := list(islice(drafts, WINDOW)):
             results.extend(await self._publish_window(window, within, transaction=transaction))
-        return _all_through(results)
+        return all_through(results)
 
     def _transaction(self, options: PublishOptions) -> object:
         transaction = options.get("transaction")
@@ -302,7 +302,7 @@ class Outbound:
                 break
             results.extend(await self._publish_drafts(window, within))
             await asyncio.sleep(0)
-        return _all_through(results)
+        return all_through(results)
 
     async def _publish_drafts(self, window: Sequence[Draft], within: timedelta) -> list[Receipt | Exception]:
         passing = [Passing(draft, self.chain) for draft in window]
@@ -666,7 +666,8 @@ def _left(limit: timedelta, began: float) -> timedelta:
     return max(limit - timedelta(seconds=time.perf_counter() - began), timedelta(milliseconds=1))
 
 
-def _all_through(results: list[Receipt | Exception]) -> list[Receipt]:
+def all_through(results: list[Receipt | Exception]) -> list[Receipt]:
+    """The receipts of a batch; `BatchPublishError` where one has none."""
     failures = [result for result in results if isinstance(result, Exception)]
     if failures:
         raise BatchPublishError(results) from failures[0]

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
-from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from datetime import timedelta
 from typing import Any, Generic, Self, TypeVar
@@ -52,7 +50,6 @@ class Receiving(AsyncIterator[Pulled[T_co]], Generic[T_co]):
         self._reader, self._prefetch = reader, prefetch
         self._drain_timeout, self._ended = drain_timeout, ended
         self._holding = Holding(queue, mover.settle, mover.clock)
-        self._turns: deque[asyncio.Future[None]] = deque()
         self._subscription: Subscription | None = None
         self._stop = Stop()
 
@@ -105,7 +102,6 @@ class Receiving(AsyncIterator[Pulled[T_co]], Generic[T_co]):
         if not self._stop.is_asked:
             self.fetched_at = self.mover.clock.monotonic()
             self._holding.resume()
-            self._wake(len(self._holding.ready))
 
     # The iterator
 
@@ -120,14 +116,7 @@ class Receiving(AsyncIterator[Pulled[T_co]], Generic[T_co]):
                 if self._reader.is_async:
                     await self._fetch(pulled)
                 return pulled
-            turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self._turns.append(turn)
-            try:
-                await turn
-            except asyncio.CancelledError:
-                if turn.done() and not turn.cancelled():
-                    self._wake(1)  # it was somebody's turn, and now it is another's
-                raise
+            await self._holding.turn()
         raise StopAsyncIteration
 
     async def _fetch(self, pulled: Pulled[T_co]) -> None:
@@ -136,15 +125,8 @@ class Receiving(AsyncIterator[Pulled[T_co]], Generic[T_co]):
         except BaseException:
             # It was not handed out: it is the next one's, in its place.
             self._holding.ready.appendleft(pulled.delivery)
-            self._wake(1)
+            self._holding.wake(1)
             raise
-
-    def _wake(self, wanted: int) -> None:
-        while wanted and self._turns:
-            turn = self._turns.popleft()
-            if not turn.done():
-                turn.set_result(None)
-                wanted -= 1
 
     # The sink: plain calls by the transport
 
@@ -153,7 +135,6 @@ class Receiving(AsyncIterator[Pulled[T_co]], Generic[T_co]):
         if self.mover.leases is not None:
             self.mover.leases.keep(batch, self.lost)
         self._holding.add(batch)
-        self._wake(len(batch))
 
     def lost(self, batch: Sequence[Delivery], by: LostBy, /) -> None:
         self._holding.drop(set(batch))
@@ -177,7 +158,6 @@ class Receiving(AsyncIterator[Pulled[T_co]], Generic[T_co]):
     async def _drain(self, end: float) -> Drained:
         subscription, given_back, finished = self._subscription, 0, True
         self._holding.end()
-        self._wake(len(self._turns))
         try:
             self.mover.stop_waiting()
             if subscription is not None:

@@ -23,7 +23,6 @@ _MILLISECOND = timedelta(milliseconds=1)
 class Decision(msgspec.Struct, frozen=True):
     """What a policy says after attempt n has failed."""
 
-    retries: bool
     delay: timedelta = timedelta()
     where: Literal["consumer", "broker"] = "consumer"
     gave_up: Literal["attempts", "age"] | None = None
@@ -140,12 +139,12 @@ class RetryPolicy(msgspec.Struct, frozen=True, kw_only=True):
     def decide(self, attempt: int, age: timedelta | None) -> Decision:
         """After attempt `attempt`, counted from 1, has failed. `age` of `None` is unknown and never gives up."""
         if self.max_attempts is not None and attempt >= self.max_attempts:
-            return Decision(retries=False, gave_up="attempts")
+            return Decision(gave_up="attempts")
         if self.max_age is not None and age is not None and age >= self.max_age:
-            return Decision(retries=False, gave_up="age")
+            return Decision(gave_up="age")
         delay = self.wait_after(attempt)
         where: Literal["consumer", "broker"] = "broker" if waits_in_broker(delay, self.broker_from) else "consumer"
-        return Decision(retries=True, delay=delay, where=where)
+        return Decision(delay=delay, where=where)
 
     def jittered(self, delay: timedelta) -> timedelta:
         """`delay` spread over ± `jitter`, at least a millisecond. Not for waits in the broker: they name a queue."""

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from acemq.errors import ConfigurationError
 from acemq.message import Message, SetAside
-from acemq.ops.letters import replays_of
+from acemq.patterns.replay import replays_of
 
 Accepts = Callable[[Message[bytes]], bool]
 

@@ -7,11 +7,11 @@ from datetime import datetime, timedelta
 
 import msgspec
 
-from acemq import headers as h
 from acemq.connection import Connection
 from acemq.errors import ConfigurationError
 from acemq.headers import HeaderValue
 from acemq.message import Message
+from acemq.patterns.replay import replays_of
 from acemq.transport import Settlement, Verb
 
 MOST = 1_000
@@ -91,8 +91,3 @@ def _letter(place: int, message: Message[bytes]) -> Letter:
         headers=wire,
         body=message.body,
     )
-
-
-def replays_of(wire: Mapping[str, HeaderValue]) -> int:
-    count = wire[h.REPLAY_COUNT] if h.REPLAY_COUNT in wire else wire.get(h.LEGACY_REPLAY_COUNT)
-    return h.integer(count) or 0

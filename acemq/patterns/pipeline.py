@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import re
+import time
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from datetime import datetime, timedelta
 from enum import StrEnum
@@ -123,6 +125,10 @@ class Pipeline(Generic[In, Out]):
         Refused by both checkers, and here as `PipelineTypeError`, when it does not fit.
         """
         self._check_new(name)
+        unknown = options.keys() - StepOptions.__annotations__
+        if unknown:
+            known = ", ".join(sorted(StepOptions.__annotations__))
+            raise TypeError(f"step() got an unexpected keyword argument {min(unknown)!r}; known: {known}")
         annotations = resolved(call)
         takes, gives = _first_parameter(call, annotations, name), annotations.get("return", Any)
         if not is_async(call) and gives is not Any and not _is_awaitable(gives):
@@ -134,12 +140,14 @@ class Pipeline(Generic[In, Out]):
             raise PipelineTypeError(
                 name, shown(asked), shown(before), f"{name!r} takes {shown(asked)}, but {giver} {shown(before)}"
             )
-        payload = before if before is not Any else asked
+        payload: Any = before if before is not Any else asked
         if payload is None or payload is Any:
             raise ConfigurationError(f"step {name!r}: what it takes is not known; annotate it, or give takes=")
         consuming = cast("ConsumeOptions", {option: value for option, value in options.items() if option != "takes"})
         if "idempotency" in consuming:
             consuming["idempotency"] = of_step(name, Idempotency.of(consuming["idempotency"]))
+        # Made and not opened: it refuses here what is wrong with the options.
+        self.connection.consumer_of(Consumer, queue_for(self.name, name), payload, call, consuming)
         return self._and(Step(name, call, payload, _without_none(gives), consuming))
 
     def elsewhere(self, name: str, gives: type[Next]) -> Pipeline[In, Next]:
@@ -252,10 +260,18 @@ class RunningPipeline(Generic[In, Out]):
         return {step: (await self._connection.depth(self.queue_for(step))).ready for step in self.steps}
 
     async def close(self, timeout: timedelta | None = None) -> Drained:
-        """Drain the steps, first to last, within one budget."""
-        drained = Drained()
-        for consumer in self._consumers:
-            drained = drained + await consumer.drain(timeout)
+        """Drain the steps, first to last, within one budget; a step that uses it up leaves none to those behind it.
+
+        Cancelling it stops all of them at once.
+        """
+        budget = self._connection.time_left() if timeout is None else timeout
+        end, drained = time.monotonic() + budget.total_seconds(), Drained()
+        try:
+            for consumer in self._consumers:
+                drained += await consumer.drain(timedelta(seconds=max(end - time.monotonic(), 0)))
+        except BaseException:
+            await asyncio.gather(*(consumer.drain(timedelta()) for consumer in self._consumers))
+            raise
         return drained
 
     async def open_steps(self, steps: Sequence[Step]) -> None:

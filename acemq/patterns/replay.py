@@ -492,12 +492,17 @@ def stamped(headers: Headers, *, source: str, now: datetime, keep_attempts: bool
     out = {name: value for name, value in headers.items() if name not in _TAKEN_OFF}
     if not keep_attempts:
         out[h.ATTEMPT] = 1
-    # A count under the new name is believed even when it cannot be read: the old one would be older still.
-    count = headers.get(h.REPLAY_COUNT) if h.REPLAY_COUNT in headers else headers.get(h.LEGACY_REPLAY_COUNT)
     out[h.REPLAYED_FROM] = source
     out[h.REPLAYED_AT] = whole_seconds(now)
-    out[h.REPLAY_COUNT] = (h.integer(count) or 0) + 1
+    out[h.REPLAY_COUNT] = replays_of(headers) + 1
     return out
+
+
+def replays_of(headers: Headers) -> int:
+    """How often the message was replayed before."""
+    # A count under the new name is believed even when it cannot be read: the old one would be older still.
+    count = headers.get(h.REPLAY_COUNT) if h.REPLAY_COUNT in headers else headers.get(h.LEGACY_REPLAY_COUNT)
+    return h.integer(count) or 0
 
 
 _TAKEN_OFF = frozenset({h.ERROR, h.EXPIRES_AT, h.DELIVERY_COUNT, *h.FORENSICS, *h.LEGACY_REPLAY})

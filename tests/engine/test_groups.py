@@ -11,6 +11,7 @@ import pytest
 import acemq
 from acemq import AceMQ, ClosedError, ConfigurationError, ConsumerState, Message, TopologyError
 from acemq.transport import NotConnected
+from acemq.transports.memory import MemoryBroker
 from tests.waiting import until, until_async
 
 
@@ -132,6 +133,45 @@ async def test_a_group_closes_within_one_budget(mq: AceMQ, queue: str) -> None:
     assert (drained.finished, drained.abandoned, dict(drained.queues)) == (False, 4, {queue: 4})
     with pytest.raises(ClosedError):
         await group.scale(5)
+
+
+@pytest.mark.parametrize("change", ["set_prefetch", "scale"])
+async def test_what_starts_while_its_group_is_drained_is_closed_and_handles_nothing_afterwards(
+    name: str, change: str
+) -> None:
+    broker, handled = MemoryBroker.named(name), list[int]()
+    async with acemq.connect(f"memory://{name}") as mq:
+        await mq.declare(acemq.Topology().queue("orders"))
+        group = await mq.consume_group("orders", int, lambda m: handled.append(m.payload), size=2)
+        broker.stall("subscribe")
+        changing = asyncio.ensure_future(group.set_prefetch(50) if change == "set_prefetch" else group.scale(3))
+        await until(lambda: len(list(mq.consumers)) == 3)
+        assert (await group.drain()).finished
+        broker.release("subscribe")
+        with pytest.raises(ClosedError, match="group"):
+            await changing
+        await mq.send("orders", 7)
+        assert await mq.pull("orders", int) is not None
+        assert (handled, list(mq.consumers)) == ([], [])
+        assert {member.state for member in group.consumers} == {ConsumerState.CLOSED}
+
+
+async def test_a_group_paused_while_it_grows_is_paused_as_a_whole(
+    mq: AceMQ, queue: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with mq.consume_group(queue, int, lambda m: None, size=1) as group:
+        subscribe, calls = mq.transport.subscribe, 0
+
+        async def pause_meanwhile(*args: Any, **options: Any) -> Any:
+            nonlocal calls
+            calls += 1
+            if calls == 2:
+                group.pause()
+            return await subscribe(*args, **options)
+
+        monkeypatch.setattr(mq.transport, "subscribe", pause_meanwhile)
+        await group.scale(3)
+        assert [member.state for member in group.consumers] == [ConsumerState.PAUSED] * 3
 
 
 async def test_what_is_wrong_with_a_group_is_refused_at_the_call(mq: AceMQ, queue: str) -> None:

@@ -49,6 +49,29 @@ async def test_a_connection_and_its_consumers_are_parts_by_name(mq: AceMQ, queue
         assert [each.name for each in (await mq.health()).parts] == ["connection"]
 
 
+async def test_each_of_several_consumers_of_one_name_is_a_part_of_its_own(name: str) -> None:
+    async with acemq.connect(f"memory://{name}") as mq:
+        await mq.declare(Topology().queue("orders").queue("bills"))
+        mq.add_health("consumer lag", lambda: HealthPart("", "down", "too much"))
+        mq.add_health("consumer alone", lambda: HealthPart("", "down", "ours"))
+        async with (
+            mq.consume("orders", int, lambda message: None, name="worker"),
+            mq.consume("bills", int, lambda message: None, name="worker"),
+            mq.consume("bills", int, lambda message: None, name="worker"),
+            mq.consume("bills", int, lambda message: None, name="alone"),
+        ):
+            health = await mq.health()
+            assert [(each.name, each.status) for each in health.parts] == [
+                ("connection", "up"),
+                ("consumer worker of orders", "up"),
+                ("consumer worker of bills", "up"),
+                ("consumer worker of bills (2)", "up"),
+                ("consumer alone", "up"),
+                ("consumer lag", "down"),
+                ("consumer alone (2)", "down"),
+            ]
+
+
 async def test_a_paused_consumer_is_up_and_says_so(mq: AceMQ, queue: str) -> None:
     async with (
         mq.consume(queue, int, lambda message: None, name="one") as one,

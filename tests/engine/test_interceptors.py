@@ -151,6 +151,40 @@ async def test_place_2_after_publish_is_swallowed_and_the_caller_has_its_receipt
     assert places(book, "after_publish") == [("after_publish", "b", 1), ("after_publish", "a", 1)]
 
 
+async def test_place_2_a_hook_whose_own_task_was_cancelled_is_reported_and_the_caller_has_its_receipt(
+    mq: AceMQ, queue: str, diagnostics: list[Diagnostic]
+) -> None:
+    class Impatient(PublishInterceptor):
+        async def after_publish(self, draft: Draft, receipt: Receipt) -> None:
+            waiting = asyncio.ensure_future(asyncio.sleep(60))
+            waiting.cancel()
+            await waiting
+
+    mq.intercept(Impatient())
+    receipt = await mq.send(queue, 1)
+    pulled = await mq.pull(queue, int, wait=timedelta(seconds=2))
+    assert pulled is not None
+    assert pulled.id == receipt.message_id
+    (told,) = diagnostics
+    assert told.message.startswith("Impatient.after_publish raised CancelledError")
+
+
+async def test_place_2_a_caller_that_is_cancelled_while_a_hook_runs_stays_cancelled(mq: AceMQ, queue: str) -> None:
+    runs = asyncio.Event()
+
+    class Slow(PublishInterceptor):
+        async def after_publish(self, draft: Draft, receipt: Receipt) -> None:
+            runs.set()
+            await asyncio.sleep(60)
+
+    mq.intercept(Slow())
+    sending = asyncio.ensure_future(mq.send(queue, 1))
+    await runs.wait()
+    sending.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await sending
+
+
 async def test_place_2_in_a_batch_changes_no_result(
     mq: AceMQ, queue: str, book: list[tuple[Any, ...]], diagnostics: list[Diagnostic]
 ) -> None:
@@ -375,15 +409,16 @@ async def test_a_hook_that_cancels_itself_is_reported_and_ends_no_consumer(
     assert [told.name for told in diagnostics] == ["acemq.interceptor.failed"] * 3
 
 
+@pytest.mark.parametrize("raised", [RuntimeError("deaf"), asyncio.CancelledError("deaf")])
 async def test_when_settled_says_what_happened_and_what_it_raises_is_reported(
-    mq: AceMQ, queue: str, diagnostics: list[Diagnostic]
+    mq: AceMQ, queue: str, diagnostics: list[Diagnostic], raised: BaseException
 ) -> None:
     heard: list[Handled] = []
 
     class Listens(ConsumeInterceptor):
         def when_settled(self, message: Message[Any], handled: Handled) -> None:
             heard.append(handled)
-            raise RuntimeError("deaf")
+            raise raised
 
     async with mq.consume(
         queue, int, lambda message: Ack.retry("no"), interceptors=[Listens()], retry=RetryPolicy.none()
@@ -391,7 +426,7 @@ async def test_when_settled_says_what_happened_and_what_it_raises_is_reported(
         await mq.send(queue, 1)
         await until(lambda: consumer.counters.dead_lettered == 1 and len(diagnostics) == 2)
     assert [(each.outcome, each.target) for each in heard] == [("dead_lettered", f"{queue}.dlq")]
-    assert diagnostics[1].message == "Listens.when_settled raised RuntimeError: deaf"
+    assert diagnostics[1].message == f"Listens.when_settled raised {type(raised).__name__}: deaf"
 
 
 # What a hook may change, and what passes through

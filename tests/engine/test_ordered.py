@@ -41,9 +41,10 @@ from acemq import (
     PartitionFailure,
     PublishRefusedError,
 )
+from acemq.telemetry import CONSUMER_LOST
 from acemq.transports.memory import MemoryBroker, Profile
 from tests.conftest import StartRabbitMQ
-from tests.engine.test_telemetry import points
+from tests.engine.test_telemetry import points, seconds
 from tests.proxy import Proxy
 from tests.waiting import until, until_async
 
@@ -539,6 +540,30 @@ async def test_sharing_gives_each_of_two_processes_its_half_though_one_came_firs
     await remove(mq, early)
 
 
+async def test_sharing_goes_on_with_the_other_partitions_when_one_is_gone_and_says_so_once(
+    mq: AceMQ,
+    described: Ordered[Entry],
+    book: Book,
+    monkeypatch: pytest.MonkeyPatch,
+    diagnostics: list[Diagnostic],
+) -> None:
+    quicken(monkeypatch)
+    shared = described.partitions(3).sharing(at_most=1, take_over_after=timedelta(seconds=1))
+    ledger = await shared.declare()
+    async with ledger.consume(book.apply) as consumer:
+        gone = next(partition for partition in range(3) if partition not in consumer.partitions)
+        await mq.delete(ledger.queues[gone])
+        await until(lambda: len(consumer.partitions) == 2)
+        await until(lambda: len(consumer.partitions) == 1)  # offered to whoever wants it
+        await until(lambda: len(consumer.partitions) == 2)
+        (said,) = [each for each in diagnostics if each.name == CONSUMER_LOST]
+        assert said.queue == ledger.queues[gone]
+        assert f"partition {gone} of {ledger.name!r} cannot be had" in said.message
+        await shared.declare()
+        await until(lambda: gone in ledger.owned_partitions)
+    await remove(mq, ledger)
+
+
 def quicken(monkeypatch: pytest.MonkeyPatch) -> None:
     from acemq.patterns.ordered import consumer
 
@@ -626,6 +651,28 @@ async def test_each_try_has_a_span_and_a_halt_shows_as_a_gauge(
     assert [(span.attributes or {})["messaging.acemq.outcome"] for span in tries] == ["retried"] * 3 + ["acked"]
     assert len({span.context.trace_id for span in tries if span.context}) == 1
     traces.shutdown()
+    meters.shutdown()
+
+
+async def test_what_no_handler_was_given_took_no_longer_than_its_handling(
+    name: str, book: Book, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reader = InMemoryMetricReader()
+    meters = MeterProvider(metric_readers=[reader])
+    monkeypatch.setattr(metrics, "get_meter_provider", lambda: meters)
+    async with acemq.connect(f"memory://{name}") as mq:
+        ledger = await keyed(mq, name).partitions(1).declare()
+        book.fails = lambda entry: True
+        async with ledger.consume(book.apply):
+            began = time.perf_counter()
+            await mq.send(ledger.queues[0], b"{", content_type="application/json")
+            await ledger.send(Entry("a", 1))
+            await until(halted(ledger, 0))
+            await ledger.skip(0)
+            passed = time.perf_counter() - began
+    outcomes = {tags["outcome"]: count for tags, count in points(reader)["acemq.consume.total"]}
+    assert outcomes == {"parked": 1, "retried": 3, "dead_lettered": 1}
+    assert 0 < sum(seconds(reader, "acemq.consume.duration")) < passed
     meters.shutdown()
 
 

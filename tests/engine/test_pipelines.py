@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -15,6 +16,7 @@ from acemq import (
     AceMQ,
     Ack,
     ConfigurationError,
+    ConsumerState,
     FatalError,
     Itinerary,
     Message,
@@ -24,6 +26,7 @@ from acemq import (
     Route,
     RouteError,
     RoutingSlip,
+    RunningPipeline,
     SlipForm,
     Topology,
     current_message,
@@ -401,6 +404,51 @@ async def test_closing_a_pipeline_drains_its_steps(pipeline: Pipeline[Order, Non
     depths = await running.depths()
     done = running.counters.completed
     assert done + sum(depths.values()) == 50
+
+
+async def sleeps(number: int) -> int:
+    await asyncio.sleep(60)
+    return number
+
+
+async def busy_in_every_step(mq: AceMQ) -> RunningPipeline[int, int]:
+    running = await mq.pipeline("slow", int).step("a", sleeps).step("b", sleeps).step("c", sleeps).start()
+    for step in running.steps:
+        await mq.send(running.queue_for(step), 1)
+    await until(lambda: sum(consumer.in_flight for consumer in mq.consumers) == 3)
+    return running
+
+
+async def test_the_steps_of_a_pipeline_close_within_one_budget(name: str) -> None:
+    async with acemq.connect(f"memory://{name}") as mq:
+        running = await busy_in_every_step(mq)
+        began = time.monotonic()
+        drained = await running.close(timedelta(seconds=1))
+        assert time.monotonic() - began < 2.5
+        assert (drained.finished, drained.abandoned) == (False, 3)
+        assert list(mq.consumers) == []
+
+
+async def test_closing_a_pipeline_cancelled_leaves_no_step_open(name: str) -> None:
+    async with acemq.connect(f"memory://{name}") as mq:
+        running = await busy_in_every_step(mq)
+        closing = asyncio.ensure_future(running.close(timedelta(seconds=60)))
+        await until(lambda: any(consumer.state is ConsumerState.DRAINING for consumer in mq.consumers))
+        closing.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await closing
+        assert list(mq.consumers) == []
+        assert await running.depths() == {"a": 1, "b": 1, "c": 1}
+
+
+def test_bad_options_of_a_step_are_refused_where_it_is_described(mq_unopened: AceMQ) -> None:
+    described = mq_unopened.pipeline("slow", int)
+    with pytest.raises(ConfigurationError, match="concurrency=0"):
+        described.step("a", sleeps, concurrency=0)
+    with pytest.raises(ConfigurationError, match="prefetch=2"):
+        described.step("a", sleeps, prefetch=2, concurrency=3)
+    with pytest.raises(TypeError, match=r"step\(\) got an unexpected keyword argument 'concurency'"):
+        described.step("a", sleeps, concurency=3)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
 
 
 async def test_a_step_that_returns_no_awaitable_is_fatal_and_named(mq: AceMQ, name: str) -> None:

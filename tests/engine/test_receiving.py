@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from datetime import timedelta
 
 import pytest
@@ -32,6 +33,24 @@ async def test_five_unsettled_are_all_there_is_and_closed_they_come_again_with_t
         assert not await held[0].accept()
     async with mq.receive(queue, int) as again:
         assert [(each.payload, each.attempt) for each in await some(again, 20)] == [(n, 1) for n in range(20)]
+
+
+async def test_waiting_in_vain_leaves_nothing_behind(name: str) -> None:
+    def abandoned() -> int:
+        gc.collect()
+        futures = [each for each in gc.get_objects() if type(each) is asyncio.Future]
+        return sum(each.cancelled() for each in futures)
+
+    async with acemq.connect(f"memory://{name}") as mq:
+        await mq.declare(acemq.Topology().queue("orders"))
+        async with mq.receive("orders", int) as receiving:
+            before = abandoned()
+            for _ in range(20):
+                with pytest.raises(TimeoutError):
+                    await asyncio.wait_for(anext(receiving), 0.001)
+            assert abandoned() <= before
+            await mq.send("orders", 1)
+            assert (await anext(receiving)).payload == 1
 
 
 async def test_each_is_settled_in_any_order_from_any_task_and_the_next_one_comes(mq: AceMQ, queue: str) -> None:

@@ -11,8 +11,20 @@ from typing import Literal
 import pytest
 
 import acemq
-from acemq import AceMQ, Ack, Batch, ClosedError, ConsumerState, Message, Receiving, RetryPolicy, Topology
-from acemq.transports.memory import MemoryBroker
+from acemq import (
+    AceMQ,
+    Ack,
+    Batch,
+    ClosedError,
+    ConsumerState,
+    Diagnostic,
+    Message,
+    Receiving,
+    RetryPolicy,
+    Topology,
+)
+from acemq.telemetry import RUNG_MISSING
+from acemq.transports.memory import MemoryBroker, Profile
 from tests.waiting import until, until_async
 
 
@@ -314,3 +326,45 @@ async def test_a_consumer_or_receiving_that_is_closed_while_it_starts_subscribes
         assert [each.state for each in starting] == [ConsumerState.CLOSED] * 2
         assert list(mq.consumers) == []
         await all_back(mq, "q", 1)
+
+
+async def test_a_pulled_message_that_waits_for_its_retry_ends_with_the_connection_and_keeps_its_attempt(
+    name: str, diagnostics: list[Diagnostic]
+) -> None:
+    kept = MemoryBroker.named(name, profile=Profile.RABBITMQ)  # where a wait without a rung is spent in the call
+    busy = await acemq.connect(f"memory://{name}", on_diagnostic=diagnostics.append)
+    await busy.declare(Topology().queue("orders"))
+    await busy.send("orders", 1)
+    pulled = await busy.pull("orders", int)
+    assert pulled is not None
+    retrying = asyncio.ensure_future(pulled.retry("later", delay=timedelta(seconds=30)))
+    await until(lambda: [each.name for each in diagnostics] == [RUNG_MISSING])
+    await busy.close()
+    assert retrying.done()
+    assert not await retrying
+    assert len(diagnostics) == 1
+    async with acemq.connect(f"memory://{name}") as mq:
+        again = await mq.pull("orders", int)
+        assert again is not None
+        assert again.attempt == 1
+    assert kept is MemoryBroker.named(name)
+
+
+async def test_a_pulled_message_on_its_way_to_the_dead_letters_lands_before_the_connection_is_closed(name: str) -> None:
+    broker = MemoryBroker.named(name)
+    async with acemq.connect(f"memory://{name}") as mq:
+        await mq.declare(Topology().queue("orders").queue("orders.dlq"))
+        async with acemq.connect(f"memory://{name}") as busy:
+            await mq.send("orders", 1)
+            pulled = await busy.pull("orders", int)
+            assert pulled is not None
+            broker.stall("publish")
+            rejecting = asyncio.ensure_future(pulled.reject("bad"))
+            await asyncio.sleep(0)
+            closing = asyncio.ensure_future(busy.close())
+            await asyncio.sleep(0)
+            broker.release("publish")
+            await closing
+            assert await rejecting
+        assert (await mq.depth("orders")).ready == 0
+        assert (await mq.depth("orders.dlq")).ready == 1

@@ -76,6 +76,14 @@ def points(reader: InMemoryMetricReader) -> dict[str, list[tuple[Mapping[str, An
     return out
 
 
+def seconds(reader: InMemoryMetricReader, metric: str) -> list[float]:
+    """The sum of each point of a histogram."""
+    data = reader.get_metrics_data()
+    scopes = [scope for resource in data.resource_metrics for scope in resource.scope_metrics] if data else []
+    found = [each for scope in scopes for each in scope.metrics if each.name == metric]
+    return [getattr(point, "sum", 0.0) for each in found for point in each.data.data_points]
+
+
 def named(spans: InMemorySpanExporter, name: str) -> ReadableSpan:
     found: Sequence[ReadableSpan] = [span for span in spans.get_finished_spans() if span.name == name]
     assert len(found) == 1, [span.name for span in spans.get_finished_spans()]

@@ -52,7 +52,7 @@ def schedule(given: Values) -> Values:
 def decide(given: Values) -> Values:
     age = None if given["age_ms"] is None else millis(given["age_ms"])
     decided = policy_of(given["policy"]).decide(given["attempt"], age)
-    return {"retries": decided.retries, "delay_ms": in_millis(decided.delay), "where": decided.where}
+    return {"retries": decided.gave_up is None, "delay_ms": in_millis(decided.delay), "where": decided.where}
 
 
 @RETRY.op("waits_in_broker")

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from datetime import timedelta
 from typing import cast
 
@@ -18,9 +17,8 @@ from acemq.mapping import made_public
 from acemq.opening import Opening
 from acemq.patterns.ordered.partition import PartitionConsumer
 from acemq.stopping import Drained, Stop
-from acemq.transport import Claims, SubscriptionPhase
-
-log = logging.getLogger("acemq")
+from acemq.telemetry import CONSUMER_LOST, Diagnostic
+from acemq.transport import Claims, Phase, SubscriptionPhase, SubscriptionState
 
 LOOK = (1.6, 2.4)
 """Seconds between two looks at the partitions that others have, from and to."""
@@ -59,6 +57,8 @@ class OrderedConsumer:
         self._free_since: dict[int, float] = {}
         self._offered: dict[int, float] = {}
         """Until when a partition is left to others, by number."""
+        self._said: dict[int, str] = {}
+        """Why a partition could not be looked at or had, as last said."""
         self._offer_pause, self._next_offer = OFFERS[0], 0.0
 
     @property
@@ -72,7 +72,8 @@ class OrderedConsumer:
                 for partition in range(len(self._queues)):
                     self._mine[partition] = await self._opening(partition)
             else:
-                await self._take_free(self._sharing)
+                for partition in self._not_mine():
+                    await self._look_at(partition, self._sharing)
                 self._loop = self._connection.keep(self._share(self._sharing), f"shares {self.name}")
         except BaseException:
             await self.close(timedelta())
@@ -107,42 +108,61 @@ class OrderedConsumer:
         while True:
             await sleep(self._clock, random.uniform(*LOOK))
             try:
-                await self._drop_taken()
-                await self._take_free(sharing)
-                await self._offer(sharing)
+                await self._each(self._taken(), self._let_go)
+                await self._each(self._not_mine(), lambda partition: self._look_at(partition, sharing))
+                await self._each(self._surplus(sharing), self._offer)
             except ClosedError:
                 return
+
+    async def _each(self, partitions: list[int], do: Callable[[int], Awaitable[None]]) -> None:
+        """One after the other; what one of them fails with keeps nothing from the others."""
+        for partition in partitions:
+            try:
+                await do(partition)
+            except ClosedError:
+                raise
             except AcemqError as error:
-                # Without a link nobody can look. What is ours comes back by itself.
-                log.debug("the partitions of %s could not be looked at: %s", self.name, error)
+                self._failed(partition, str(error))
+            else:
+                self._said.pop(partition, None)
 
-    async def _drop_taken(self) -> None:
+    def _failed(self, partition: int, text: str) -> None:
+        """Say so when it is news. Without a link nobody can look, and what is ours comes back by itself."""
+        if self._connection.state.phase is Phase.CONNECTED and self._said.get(partition) != text:
+            self._said[partition] = text
+            failed = f"partition {partition} of {self.name!r} cannot be had or given: {text}; trying again"
+            self._connection.report(Diagnostic(CONSUMER_LOST, "warning", failed, self._queues[partition]))
+
+    def _taken(self) -> list[int]:
         """What others have taken while our link was down is theirs, as anything else that they have."""
-        for partition, consumer in list(self._mine.items()):
-            state = consumer.subscription
-            if state is None or state.phase is not SubscriptionPhase.WAITING or state.error is not None:
-                continue
-            if (self._clock.now() - state.since).total_seconds() >= TAKEN:
-                await self._let_go(partition)
+        return [partition for partition, consumer in self._mine.items() if self._is_taken(consumer.subscription)]
 
-    async def _take_free(self, sharing: Sharing) -> None:
+    def _is_taken(self, state: SubscriptionState | None) -> bool:
+        if state is None or state.phase is not SubscriptionPhase.WAITING or state.error is not None:
+            return False
+        return (self._clock.now() - state.since).total_seconds() >= TAKEN
+
+    def _not_mine(self) -> list[int]:
         others = [partition for partition in range(len(self._queues)) if partition not in self._mine]
         random.shuffle(others)  # or processes that start together would all ask for the same
-        for partition in others:
-            if await self._is_claimed(partition):
-                self._free_since.pop(partition, None)
-                if self._offered.pop(partition, None) is not None:
-                    self._offer_pause = OFFERS[0]
-                continue
-            now = self._clock.monotonic()
-            since = self._free_since.setdefault(partition, now)
-            if partition in self._offered:
-                may_take = now >= self._offered[partition]
-            else:
-                has_room = len(self._mine) < sharing.at_most
-                may_take = has_room or now - since >= sharing.take_over_after.total_seconds()
-            if may_take:
-                await self._take(partition)
+        return others
+
+    async def _look_at(self, partition: int, sharing: Sharing) -> None:
+        """Take one that others have or had, if it is free and ours to take."""
+        if await self._is_claimed(partition):
+            self._free_since.pop(partition, None)
+            if self._offered.pop(partition, None) is not None:
+                self._offer_pause = OFFERS[0]
+            return
+        now = self._clock.monotonic()
+        since = self._free_since.setdefault(partition, now)
+        if partition in self._offered:
+            may_take = now >= self._offered[partition]
+        else:
+            has_room = len(self._mine) < sharing.at_most
+            may_take = has_room or now - since >= sharing.take_over_after.total_seconds()
+        if may_take:
+            await self._take(partition)
 
     async def _is_claimed(self, partition: int) -> bool:
         with made_public():
@@ -156,18 +176,20 @@ class OrderedConsumer:
         if not consumer.owns:
             await self._let_go(partition)  # another was quicker
 
-    async def _offer(self, sharing: Sharing) -> None:
-        """Leave one to others, between two messages, while this process has more than its share."""
+    def _surplus(self, sharing: Sharing) -> list[int]:
+        """The one to leave to others while this process has more than its share, if it is time for that."""
         now = self._clock.monotonic()
         if len(self._mine) <= sharing.at_most or now < self._next_offer or self._offered:
-            return
+            return []
         # A halt is known to this process alone: another would begin again, and halt again.
         offerable = [(each.in_flight, partition) for partition, each in self._mine.items() if each.halt is None]
-        if offerable:
-            _, partition = min(offerable)
-            await self._let_go(partition)
-            now = self._clock.monotonic()
-            self._offered[partition], self._next_offer = now + OFFERED, now + self._offer_pause
+        return [min(offerable)[1]] if offerable else []
+
+    async def _offer(self, partition: int) -> None:
+        """Between two messages."""
+        await self._let_go(partition)
+        now = self._clock.monotonic()
+        self._offered[partition], self._next_offer = now + OFFERED, now + self._offer_pause
 
     async def _let_go(self, partition: int) -> None:
         # Cancelled, this loop waits no longer; the handler in hand still ends in peace.

@@ -245,7 +245,7 @@ class PartitionConsumer(Consumer):
                 self._skipped()
             return False
         # A store that cannot be reached fails the message as its handler would.
-        span, began = self._watch(message) if failure is None else (None, 0.0)
+        span, began = self._watch(message) if failure is None else (None, time.perf_counter())
         if self.claims is not None and failure is None:
             decision = await self._decide_once(self.claims, message, span, task)
             if decision is None:
@@ -278,7 +278,7 @@ class PartitionConsumer(Consumer):
         self, decision: Decision, message: Message[Any], span: Span | None = None, began: float = 0.0
     ) -> bool:
         """Return when it is done, so that nothing is begun before. False: the message comes again, and first."""
-        move = self._settle_beside(decision, message, span or self._span_of(message), began)
+        move = self._settle_beside(decision, message, span or self._span_of(message), began or time.perf_counter())
         await asyncio.wait({move})
         if move.cancelled():
             return False

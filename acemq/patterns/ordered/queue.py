@@ -31,7 +31,7 @@ from acemq.partition import partition_of, queues_of
 from acemq.patterns.ordered.consumer import OrderedConsumer
 from acemq.patterns.ordered.partition import Halt, OrderedCounters, Part, PartitionConsumer
 from acemq.publish_options import PublishOptions, check_known
-from acemq.publishing import Receipt
+from acemq.publishing import Receipt, all_through
 from acemq.stores import Idempotency, IdempotencyStore
 from acemq.transport import Claims
 
@@ -91,10 +91,7 @@ class OrderedQueue(Generic[T]):
         source = iter(payloads)
         while window := list(islice(source, AHEAD)):
             results.extend(await self._send_window(window, options, failed))
-        failures = [result for result in results if isinstance(result, Exception)]
-        if failures:
-            raise BatchPublishError(results) from failures[0]
-        return [result for result in results if isinstance(result, Receipt)]
+        return all_through(results)
 
     async def _send_window(
         self, payloads: list[T], options: PublishOptions, failed: dict[str, Exception]

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from struct import error as StructError
 
 from acemq.headers import DELIVERY_COUNT, Headers
-from acemq.transport import Delivery
+from acemq.transport import AccessDenied, Delivery, QueueMissing, TransportError
 
 from . import frames
 from .lane import End
@@ -89,3 +89,14 @@ class IncomingChannel(ABC):
             self._counts = True
             return count + 1
         return 1 if self._counts else None
+
+
+def refusal(queue: str, error: TransportError) -> TransportError:
+    """What the broker means by the code with which it refuses deliveries of `queue`."""
+    match error.code:
+        case 404:
+            return QueueMissing(f"queue {queue!r} does not exist: {error}; declare it first", code=404)
+        case 403:
+            return AccessDenied(f"queue {queue!r} may not be read: {error}", code=403)
+        case _:
+            return error

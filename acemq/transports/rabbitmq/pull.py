@@ -6,12 +6,12 @@ import asyncio
 from collections import OrderedDict, deque
 from collections.abc import Sequence
 
-from acemq.transport import AccessDenied, Delivery, NotConnected, QueueMissing, TimedOut, TransportError, Verb
+from acemq.transport import Delivery, NotConnected, TimedOut, TransportError, Verb
 
 from . import frames
 from .consumer import Topology
 from .frames import Malformed
-from .incoming import IncomingChannel
+from .incoming import IncomingChannel, refusal
 from .lane import End
 from .link import Link
 from .session import ANSWER_LIMIT, Session, close_channel
@@ -164,7 +164,7 @@ class _Puller:
             end = channel.end
             if end is not None and end.code is not None:
                 if is_restored or not await self._restore(channel.session, end):
-                    raise _refusal(self._queue, end)
+                    raise refusal(self._queue, TransportError(end.text, code=end.code))
                 is_restored = True
                 continue
             if left > 0:
@@ -236,13 +236,3 @@ class _Puller:
             self._channel.session.lane.flush()
             self._channel.ledger.lose()
             await close_channel(self._channel.channel)
-
-
-def _refusal(queue: str, end: End) -> TransportError:
-    match end.code:
-        case 404:
-            return QueueMissing(f"queue {queue!r} does not exist: {end.text}; declare it first", code=404)
-        case 403:
-            return AccessDenied(f"queue {queue!r} may not be read: {end.text}", code=403)
-        case _:
-            return TransportError(f"queue {queue!r}: {end.text}", code=end.code)

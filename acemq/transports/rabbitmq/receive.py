@@ -13,7 +13,6 @@ from msgspec.structs import replace
 from acemq.clock import Clock
 from acemq.errors import AcemqError, ClosedError
 from acemq.transport import (
-    AccessDenied,
     Delivery,
     LostBy,
     NotConnected,
@@ -27,6 +26,7 @@ from acemq.transport import (
 
 from .bell import Bell, keep
 from .consumer import ConsumeOptions, Consumer, Topology
+from .incoming import refusal
 from .lane import End
 from .link import Link
 from .owner import LOOK, REPORT_AFTER, RETRY, STAND_BACK, Owner
@@ -235,7 +235,7 @@ class Subscription:
             if isinstance(error, TimeoutError):
                 raise TimedOut(f"no answer to the subscription to {self.queue!r}") from None
             if isinstance(error, TransportError):
-                raise _refusal(self.queue, error) from None
+                raise refusal(self.queue, error) from None
             raise
         if self._wanted >= _Wanted.STOP:  # said meanwhile, like the pause below
             await consumer.close()
@@ -420,13 +420,3 @@ class Subscription:
             self._sink.changed(state)
         except Exception:
             log.exception("%r: the change to %s could not be told", self.queue, state.phase)
-
-
-def _refusal(queue: str, error: TransportError) -> TransportError:
-    match error.code:
-        case 404:
-            return QueueMissing(f"queue {queue!r} does not exist: {error}; declare it first", code=404)
-        case 403:
-            return AccessDenied(f"queue {queue!r} may not be consumed: {error}", code=403)
-        case _:
-            return error

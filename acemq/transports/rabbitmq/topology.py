@@ -54,8 +54,6 @@ class BrokerTopology:
         """When an exchange of ours was last there, by the time of the loop."""
         self._restored_for: Session | None = None
         self._restoring: asyncio.Task[None] | None = None
-        self.restored = 0
-        """How often what was applied had to be made again."""
 
     # What is known without asking
 
@@ -115,7 +113,6 @@ class BrokerTopology:
 
     async def _declare_again(self, session: Session) -> None:
         log.warning("%s: what was declared here is gone; declaring it again", session.endpoint)
-        self.restored += 1
         refusals: list[str] = []
         try:
             async with asyncio.timeout(ANSWER_LIMIT), _Questions(session) as broker:

@@ -59,8 +59,6 @@ class Running:
         self.instance = new_id()[:18]
         self.routes = Routes()
         self.applied = Topology()
-        self.restored = 0
-        """Times that the tables were found empty and the topology made again."""
         self.subscriptions: set[Subscription] = set()
         self.pulled = Holder()
         self.loop = asyncio.get_running_loop()
@@ -202,7 +200,6 @@ class Running:
             log.warning(
                 "the tables in %s were emptied; what was declared here is made again", self.database.address.endpoint
             )
-            self.restored += 1
             await self.apply(self.applied, ApplyMode.CREATE)
             routes = await self.link.ask(work, within=ANSWER_LIMIT, reading=True)
         self.learn(routes, gap=gap)
