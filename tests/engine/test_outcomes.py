@@ -122,7 +122,8 @@ async def test_each_outcome_has_its_fate(
     async with mq.consume(queue, object, handle, retry=expected.policy) as consumer:
         await until(lambda: bool(heard) and heard[-1].outcome == row.counted)
         assert getattr(consumer.counters, row.counted) == 1
-        assert consumer.counters.retried == expected.attempt - 1
+        # The confirm of a copy may come behind the copy itself.
+        await until(lambda: consumer.counters.retried == expected.attempt - 1)
     assert heard[-1].attempt == expected.attempt
     assert heard[-1].landed
     assert (await mq.depth(queue)).ready == 0

@@ -82,7 +82,6 @@ async def test_acknowledgements_of_what_ends_in_order_go_by_the_handful(
 Ask = Callable[[AceMQ, str], Awaitable[object]]
 LACKING: dict[str, tuple[str, Ask]] = {
     "a priority on a queue without levels": ("priority=5", lambda mq, queue: mq.send(queue, 1, priority=5)),
-    "a delay": ("delay=", lambda mq, queue: mq.send(queue, 1, delay=timedelta(hours=1))),
     "levels of a quorum queue": ("priorities=5", lambda mq, queue: mq.declare(Topology().queue("q", priorities=5))),
     "a lease": ("lease=", lambda mq, queue: mq.declare(Topology().queue("q", lease=timedelta(seconds=9)))),
     "a longer hold": (

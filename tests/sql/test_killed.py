@@ -10,6 +10,7 @@ import itertools
 import random
 import signal
 import sqlite3
+import sys
 import time
 from collections.abc import Callable
 from datetime import timedelta
@@ -265,3 +266,40 @@ async def test_t023_answers_that_are_lost_leave_no_message_to_its_lease(
             assert consumer.counters.stale == 0
     assert len(handled) - total <= 12 * 3 * 2
     assert "came too late" not in caplog.text
+
+
+OWNER = """
+import asyncio, sys, acemq
+from acemq.transports.sql import exclusive
+exclusive.LEASE = 1.0
+
+async def main():
+    async def hold(message):
+        print(message.payload, flush=True)
+        await asyncio.Event().wait()
+
+    async with acemq.connect(sys.argv[1]) as mq, mq.consume("q", int, hold, exclusive=True, prefetch=1, concurrency=1):
+        await asyncio.Event().wait()
+
+asyncio.run(main())
+"""
+
+
+async def test_what_a_killed_exclusive_consumer_had_in_hand_comes_first_though_its_lease_goes_on(
+    mq: AceMQ, url: str
+) -> None:
+    await mq.send_many("q", range(5))
+    handled: list[int] = []
+    owner = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", OWNER, url, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL
+    )
+    try:
+        assert owner.stdout is not None
+        assert await asyncio.wait_for(owner.stdout.readline(), 20) == b"0\n"
+    finally:
+        owner.kill()
+        await owner.wait()
+    async with mq.consume("q", int, lambda m: handled.append(m.payload), exclusive=True, prefetch=1, concurrency=1):
+        await until(lambda: len(handled) >= 4, within=20)
+        await until(lambda: len(handled) == 5, within=20)
+    assert handled == [0, 1, 2, 3, 4]

@@ -35,6 +35,9 @@ def seek(connection: sa.Connection, now: int, statements: Statements, queue: int
     if left > 0:
         return None
     connection.execute(statements["next_holder"], asked)
+    # What the last one had in hand when it died comes first: its leases may be longer than this one, and nothing that
+    # stands behind it may pass it.
+    connection.execute(statements["held_by_the_last"], asked)
     return token + 1
 
 

@@ -157,6 +157,9 @@ INSERT INTO {t}exclusive (queue_id, holder, token, until_at) VALUES (:queue, :ho
 -- next_holder
 UPDATE {t}exclusive SET holder = :holder, token = token + 1, until_at = {now} + :lease WHERE queue_id = :queue
 
+-- held_by_the_last
+UPDATE {t}message SET state = 0 WHERE queue_id = :queue AND state = 1
+
 -- same_holder
 UPDATE {t}exclusive SET until_at = {now} + :lease WHERE queue_id = :queue AND holder = :holder AND token = :fence
 
