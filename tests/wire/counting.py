@@ -24,8 +24,9 @@ class Counting:
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         self._add({name: _told(suite) for name, suite in Suite.known.items() if suite.run})
-        if hasattr(self._config, "workeroutput"):
-            self._config.workeroutput[KEY] = self._told
+        output: dict[str, Any] | None = getattr(self._config, "workeroutput", None)
+        if output is not None:
+            output[KEY] = self._told
             return
         partly = [told for told in self._told.values() if len(told["run"]) < told["cases"] - len(told["not_yet"])]
         if partly and not _narrowed(self._config) and session.exitstatus == pytest.ExitCode.OK:
