@@ -89,7 +89,9 @@ class Tmux:
         self._folder = tempfile.TemporaryDirectory(prefix="acemq-tmux-")
         path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
         given = {"PATH": path, "PYTHONPATH": str(ROOT), "LANG": "C.UTF-8", **environment}
-        kept = {name: value for name, value in os.environ.items() if not name.startswith(("TMUX", "ACEMQ", "LC_"))}
+        # COLUMNS would be believed instead of the terminal; where tests share their work out among processes, it is set.
+        not_ours = ("TMUX", "ACEMQ", "LC_", "COLUMNS", "LINES")
+        kept = {name: value for name, value in os.environ.items() if not name.startswith(not_ours)}
         size = ("-x", str(COLUMNS), "-y", str(ROWS))
         self._tmux("-f", "/dev/null", "new-session", "-d", *size, "exec sh", environment={**kept, **given})
 

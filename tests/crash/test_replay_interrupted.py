@@ -164,7 +164,7 @@ with acemq.blocking.connect(sys.argv[1]) as mq:
 
 def script(url: str, source: str, output: Path) -> subprocess.Popen[bytes]:
     with output.open("wb") as written:
-        command = [sys.executable, "-W", "error", "-c", SCRIPT, url, source]
+        command = [sys.executable, "-u", "-W", "error", "-c", SCRIPT, url, source]  # in the order in which it is said
         return subprocess.Popen(command, cwd=ROOT, stdout=written, stderr=written)
 
 
