@@ -89,7 +89,7 @@ class Tmux:
         self._folder = tempfile.TemporaryDirectory(prefix="acemq-tmux-")
         path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
         given = {"PATH": path, "PYTHONPATH": str(ROOT), "LANG": "C.UTF-8", **environment}
-        # COLUMNS would be believed instead of the terminal; where tests share their work out among processes, it is set.
+        # COLUMNS would be believed instead of the terminal, and is set where processes share the tests.
         not_ours = ("TMUX", "ACEMQ", "LC_", "COLUMNS", "LINES")
         kept = {name: value for name, value in os.environ.items() if not name.startswith(not_ours)}
         size = ("-x", str(COLUMNS), "-y", str(ROWS))
