@@ -206,6 +206,10 @@ class DbIdempotencyStore:
             except IntegrityError as error:
                 if not is_duplicate(error):
                     raise
+                # All that met the row share its lock now, and two that want it alone are a deadlock. So only who sees
+                # that the claim has run out asks for that.
+                if connection.execute(sql.look, {"key": given["key"]}).first() is not None:
+                    return None
                 made = connection.execute(sql.take_over, given)
             return connection.execute(sql.token, {"key": given["key"]}).scalar() if made.rowcount == 1 else None
         finally:
