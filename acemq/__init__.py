@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 from acemq import blocking
 from acemq.ack import Ack
-from acemq.batching import Batch, BatchHandler
 from acemq.blocking import BlockingConsumer, BlockingMQ, BlockingPulled, BlockingReplay
 from acemq.claim_check import ClaimCheckCodec, ClaimStore, FileClaimStore, MemoryClaimStore
 from acemq.clock import Clock, MovableClock, SystemClock
@@ -27,9 +26,13 @@ from acemq.codec import (
 )
 from acemq.connect_options import ConnectOptions
 from acemq.connection import Connection
-from acemq.consume_options import ConsumeOptions
-from acemq.consuming import Consumer, ConsumerState
-from acemq.draft import Draft
+from acemq.consuming.batching import Batch, BatchHandler
+from acemq.consuming.consumer import Consumer, ConsumerState
+from acemq.consuming.groups import ConsumerGroup
+from acemq.consuming.options import ConsumeOptions
+from acemq.consuming.pulling import Pulled
+from acemq.consuming.receiving import Receiving
+from acemq.consuming.settling import ConsumerCounters
 from acemq.encryption import EncryptedCodec, Keyring
 from acemq.envelope import Envelope
 from acemq.errors import (
@@ -69,8 +72,6 @@ from acemq.errors import (
     TopologyError,
     UnroutableError,
 )
-from acemq.gate import WhenBlocked
-from acemq.groups import ConsumerGroup
 from acemq.headers import HeaderValue
 from acemq.health import Health, HealthPart
 from acemq.interceptors import ConsumeInterceptor, PublishInterceptor
@@ -91,14 +92,13 @@ from acemq.patterns.routing_slip import Itinerary, Route, RoutingSlip, Stop
 from acemq.patterns.saga import Saga, SagaResult, SagaStep
 from acemq.patterns.scheduler import Scheduled, ScheduleOptions, Scheduler, SchedulerCounters
 from acemq.plan import Finding, Plan
-from acemq.publish_options import PublishOptions
-from acemq.publisher import Publisher
-from acemq.publishing import Receipt
-from acemq.pulling import Pulled
-from acemq.receiving import Receiving
+from acemq.publishing.draft import Draft
+from acemq.publishing.gate import WhenBlocked
+from acemq.publishing.options import PublishOptions
+from acemq.publishing.outbound import Receipt
+from acemq.publishing.publisher import Publisher
 from acemq.retry import Backoff, RetryPolicy
 from acemq.security import Credentials, CredentialsSource, Tls
-from acemq.settling import ConsumerCounters
 from acemq.stats import QueueStats
 from acemq.stopping import Drained
 from acemq.stores import (

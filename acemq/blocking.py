@@ -18,10 +18,11 @@ from acemq.ack import Ack
 from acemq.clock import Clock
 from acemq.codec import Codec, Payload
 from acemq.connect_options import ConnectOptions
-from acemq.consume_options import ConsumeOptions
-from acemq.consuming import Consumer, ConsumerState
+from acemq.consuming.consumer import Consumer, ConsumerState
+from acemq.consuming.options import ConsumeOptions
+from acemq.consuming.pulling import Pulled
+from acemq.consuming.settling import ConsumerCounters
 from acemq.crossing import Crossing, LoopThread
-from acemq.draft import Draft
 from acemq.errors import ClosedError, LoopError
 from acemq.health import Health
 from acemq.interceptors import ConsumeInterceptor, PublishInterceptor
@@ -29,10 +30,9 @@ from acemq.message import Message
 from acemq.mq import AceMQ
 from acemq.patterns.replay import HOLD, Replay, ReplayResult
 from acemq.plan import Plan
-from acemq.publish_options import PublishOptions
-from acemq.publishing import Receipt
-from acemq.pulling import Pulled
-from acemq.settling import ConsumerCounters
+from acemq.publishing.draft import Draft
+from acemq.publishing.options import PublishOptions
+from acemq.publishing.outbound import Receipt
 from acemq.stats import QueueStats
 from acemq.stopping import Drained
 from acemq.topology import Topology

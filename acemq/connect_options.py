@@ -9,8 +9,9 @@ from typing import Any, TypedDict
 from acemq.clock import Clock, check_duration
 from acemq.codec import AnyCodec
 from acemq.errors import ConfigurationError
-from acemq.gate import WhenBlocked
 from acemq.interceptors import ConsumeInterceptor, PublishInterceptor
+from acemq.keywords import check_keywords
+from acemq.publishing.gate import WhenBlocked
 from acemq.retry import Backoff, RetryPolicy
 from acemq.security import CredentialsSource, Tls
 from acemq.telemetry import Diagnostic
@@ -62,11 +63,7 @@ _OPTIONS = frozenset(ConnectOptions.__annotations__)
 
 
 def check_connect(options: ConnectOptions) -> None:
-    unknown = options.keys() - _OPTIONS
-    if unknown:
-        raise TypeError(
-            f"connect() got an unexpected keyword argument {min(unknown)!r}; known: {', '.join(sorted(_OPTIONS))}"
-        )
+    check_keywords("connect", options, _OPTIONS)
     given: dict[str, Any] = dict(options)
     for option in ("publish_timeout", "connect_timeout"):
         if option in given:

@@ -14,16 +14,22 @@ from typing import Any, Self, TypeVar, Unpack
 
 from msgspec.structs import replace
 
-from acemq import private
 from acemq.ack import Ack
-from acemq.batching import Batch, BatchConsumer, BatchHandler, check_batches
 from acemq.clock import SYSTEM, Clock, check_duration
 from acemq.codec import AnyCodec, Codecs, Payload, PayloadType, Reader
 from acemq.connect_options import ConnectOptions, check_connect
-from acemq.consume_options import ConsumeOptions, check_options, check_policy, check_prefetch, warn_of_limit
-from acemq.consumers import Consumers
-from acemq.consuming import Consumer
-from acemq.draft import Draft
+from acemq.consuming import private
+from acemq.consuming.batching import Batch, BatchConsumer, BatchHandler, check_batches
+from acemq.consuming.consumer import Consumer
+from acemq.consuming.groups import ConsumerGroup, check_size
+from acemq.consuming.handling import Call, check_handler
+from acemq.consuming.leasing import Leases
+from acemq.consuming.moving import Mover
+from acemq.consuming.options import ConsumeOptions, check_options, check_policy, check_prefetch, warn_of_limit
+from acemq.consuming.private import PrivateConsumer
+from acemq.consuming.pulling import Pulled, fetch
+from acemq.consuming.receiving import Receiving
+from acemq.consuming.registry import Consumers
 from acemq.errors import (
     ClosedError,
     ConfigurationError,
@@ -32,39 +38,33 @@ from acemq.errors import (
     LoopError,
     TopologyError,
 )
-from acemq.gate import WhenBlocked
-from acemq.groups import ConsumerGroup, check_size
-from acemq.handling import Call, check_handler
 from acemq.health import Checks, Health, HealthPart
 from acemq.interceptors import ConsumeInterceptor, Interceptors, PublishInterceptor
 from acemq.lacking import refuse_lacking
-from acemq.leasing import Leases
-from acemq.mapping import made_public
 from acemq.message import Handler, Message
-from acemq.moving import Mover
 from acemq.opening import Opening, transport_for
 from acemq.plan import Plan
-from acemq.private import PrivateConsumer
-from acemq.publish_options import PublishOptions
-from acemq.publisher import Publisher
-from acemq.publishing import ANOTHER_LOOP, Outbound, Receipt
-from acemq.pulling import Pulled, fetch
-from acemq.receiving import Receiving
+from acemq.public_errors import made_public
+from acemq.publishing.draft import Draft
+from acemq.publishing.gate import WhenBlocked
+from acemq.publishing.options import PublishOptions
+from acemq.publishing.outbound import ANOTHER_LOOP, Outbound, Receipt
+from acemq.publishing.publisher import Publisher
 from acemq.retry import DEFAULT, RetryPolicy
 from acemq.stats import Depths, QueueStats
-from acemq.stopping import Drained, Stop, until
+from acemq.stopping import Drained, StopOnce, until
 from acemq.stores import Idempotency
 from acemq.telemetry import CONNECTION_LOST, CONNECTION_RECOVERED, Diagnostic, Gauges, Reading, Reporter, Telemetry
 from acemq.topology import (
     SCHEDULE,
     Topology,
     TopologyMode,
+    aside_of,
     check_name,
     dead_letters_of,
     latest,
     parked_of,
     rungs,
-    set_aside,
 )
 from acemq.transport import Adviser, ApplyMode, Capabilities, Depth, Kind, Phase, Transport, TransportState
 
@@ -130,7 +130,7 @@ class Connection:
         self._pulled = self.mover(self.retry)
         """Of whatever is pulled, for as long as the connection is open."""
         self._endings: list[Callable[[], Awaitable[object]]] = [self._pulled.at_rest]
-        self._stop = Stop()
+        self._stop = StopOnce()
         self._close_by: float | None = None
 
     def make_transport(self, url: str, **options: object) -> Transport:
@@ -215,7 +215,7 @@ class Connection:
         self, exchange: str, routing_key: str, payload: Payload[T], **options: Unpack[PublishOptions]
     ) -> Publisher[T]:
         """A publisher of one payload class to one place; the checkers refuse any other payload."""
-        self.outbound.check_options(exchange, routing_key, options)
+        self.outbound.encoder.check_options(exchange, routing_key, options)
         return Publisher(self.outbound, exchange, routing_key, options)
 
     def pause_publishing(self) -> None:
@@ -596,7 +596,7 @@ class Connection:
         `home` has the first two instead, where it is given; `policy` is the connection's, unless it is given.
         """
         routes = self.transport.capabilities_of("queue", queue).dead_letter_routes
-        beside = set_aside(home or queue, exchanges=routes)
+        beside = aside_of(home or queue, exchanges=routes)
         return beside | rungs(queue, (policy or self.retry).rungs()) if routes else beside
 
     def private(

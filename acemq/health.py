@@ -13,8 +13,8 @@ from typing import Any, Literal, TypeAlias
 import msgspec
 
 from acemq.clock import Clock
-from acemq.consumers import AnyConsumer
-from acemq.consuming import Consumer, ConsumerState
+from acemq.consuming.consumer import Consumer, ConsumerState
+from acemq.consuming.registry import AnyConsumer
 from acemq.errors import AcemqError, ConfigurationError
 from acemq.stats import Depths
 from acemq.transport import Phase, SubscriptionPhase, Transport, TransportError

@@ -13,12 +13,12 @@ from typing import Any, TypeVar
 from weakref import WeakSet
 
 from acemq.ack import ACCEPT, Ack
-from acemq.draft import Draft
+from acemq.consuming.handling import name_of
+from acemq.consuming.settling import Refused, bad_answer
 from acemq.errors import ConfigurationError
-from acemq.handling import name_of
 from acemq.message import Handled, Message
-from acemq.publishing import Receipt
-from acemq.settling import Refused, bad_answer
+from acemq.publishing.draft import Draft
+from acemq.publishing.outbound import Receipt
 from acemq.telemetry import LISTENER_FAILED, Diagnostic, Reporter
 
 T = TypeVar("T")

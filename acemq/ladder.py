@@ -20,7 +20,7 @@ from acemq.topology import SCHEDULE, SCHEDULE_EXCHANGE
 from acemq.transport import Capabilities, Outgoing
 
 if TYPE_CHECKING:
-    from acemq.publish_options import PublishOptions
+    from acemq.publishing.options import PublishOptions
 
 TYPE = "ScheduledMessage"
 """The envelope type of every copy on the way, and of the delivery."""

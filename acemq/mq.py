@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 from acemq.codec import Payload
 from acemq.connect_options import ConnectOptions
 from acemq.connection import Connection
-from acemq.consume_options import ConsumeOptions
+from acemq.consuming.options import ConsumeOptions
 from acemq.crossing import Crossing
 from acemq.envelope import Envelope
 from acemq.message import Handler, Message
@@ -23,8 +23,8 @@ from acemq.patterns.replay import Replay
 from acemq.patterns.request_reply import RequestCounters, RequestOptions, Requests, Responder, Responding
 from acemq.patterns.routing_slip import Itinerary, RoutingSlip
 from acemq.patterns.scheduler import Scheduler
-from acemq.publish_options import PublishOptions
-from acemq.publishing import Receipt
+from acemq.publishing.options import PublishOptions
+from acemq.publishing.outbound import Receipt
 from acemq.stores import RETENTION, OutboxStore, envelope_id
 from acemq.topology import check_name
 

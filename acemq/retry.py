@@ -20,7 +20,7 @@ _SHOWN = 100
 _MILLISECOND = timedelta(milliseconds=1)
 
 
-class Decision(msgspec.Struct, frozen=True):
+class AfterFailure(msgspec.Struct, frozen=True):
     """What a policy says after attempt n has failed."""
 
     delay: timedelta = timedelta()
@@ -136,15 +136,15 @@ class RetryPolicy(msgspec.Struct, frozen=True, kw_only=True):
         waits = (wait for wait in self.schedule() if waits_in_broker(wait, self.broker_from) and has_rung(wait))
         return tuple(dict.fromkeys((*waits, *self.extra_rungs)))
 
-    def decide(self, attempt: int, age: timedelta | None) -> Decision:
+    def decide(self, attempt: int, age: timedelta | None) -> AfterFailure:
         """After attempt `attempt`, counted from 1, has failed. `age` of `None` is unknown and never gives up."""
         if self.max_attempts is not None and attempt >= self.max_attempts:
-            return Decision(gave_up="attempts")
+            return AfterFailure(gave_up="attempts")
         if self.max_age is not None and age is not None and age >= self.max_age:
-            return Decision(gave_up="age")
+            return AfterFailure(gave_up="age")
         delay = self.wait_after(attempt)
         where: Literal["consumer", "broker"] = "broker" if waits_in_broker(delay, self.broker_from) else "consumer"
-        return Decision(delay=delay, where=where)
+        return AfterFailure(delay=delay, where=where)
 
     def jittered(self, delay: timedelta) -> timedelta:
         """`delay` spread over ± `jitter`, at least a millisecond. Not for waits in the broker: they name a queue."""

@@ -1,4 +1,4 @@
-"""Who we are to a server, and how we know that it is the right one (messaging.md section 1).
+"""Who we are to a server, and how we know that it is the right one.
 
 Nothing of this file shows a secret: not in a `repr`, not in an error, not in what an error refers to.
 """

@@ -9,12 +9,12 @@ from datetime import timedelta
 import msgspec
 
 from acemq.clock import Clock
+from acemq.consuming.settling import ConsumerCounters
 from acemq.errors import AcemqError
-from acemq.settling import ConsumerCounters
 from acemq.transport import Depth, QueueMissing
 
 FRESH = timedelta(seconds=5)
-"""A queue is asked about no more often than this (transports.md section 8)."""
+"""A queue is asked about no more often than this."""
 AT_ONCE = 10
 """Questions under way."""
 KEPT = 1_000

@@ -39,7 +39,7 @@ class Drained(msgspec.Struct, frozen=True):
         )
 
 
-class Stop:
+class StopOnce:
     """The stop of one thing: whoever asks first carries it out, and whoever asks later gets the same answer."""
 
     def __init__(self) -> None:

@@ -17,6 +17,7 @@ from msgspec.structs import replace
 from acemq.clock import check_duration
 from acemq.errors import ConfigurationError, TopologyError
 from acemq.headers import HeaderValue, is_broken
+from acemq.keywords import check_keywords
 from acemq.retry import RetryPolicy
 
 ExchangeKind = Literal["direct", "topic", "fanout"]
@@ -245,7 +246,7 @@ class Topology(msgspec.Struct, frozen=True):
         whole = self
         for queue in self.queues:
             if queue.dead_letter:
-                whole |= set_aside(queue.name)
+                whole |= aside_of(queue.name)
             if queue.rungs:
                 whole |= rungs(queue.name, queue.rungs)
         return whole
@@ -291,9 +292,7 @@ class Topology(msgspec.Struct, frozen=True):
 def make_queue(name: str, **options: Unpack[QueueOptions]) -> Queue:
     check_name("queue", name)
     given: dict[str, Any] = dict(options)
-    unknown = given.keys() - QueueOptions.__annotations__.keys()
-    if unknown:
-        raise TypeError(f"queue() got an unexpected keyword argument {min(unknown)!r}")
+    check_keywords("queue", given, QueueOptions.__annotations__)
     policy: RetryPolicy | None = given.pop("retry", None)
     if policy is not None:
         given.setdefault("dead_letter", True)
@@ -414,7 +413,7 @@ LIBRARY = Topology(exchanges=(Exchange(DEAD_LETTER_EXCHANGE), Exchange(RETRY_EXC
 """All that may have a name beginning with `acemq.`."""
 
 
-def set_aside(queue: str, *, exchanges: bool = True) -> Topology:
+def aside_of(queue: str, *, exchanges: bool = True) -> Topology:
     """`{queue}.dlq` and `{queue}.parked`, and on RabbitMQ (`exchanges`) their bindings; never the queue itself."""
     names = (dead_letters_of(queue), parked_of(queue))
     queues = tuple(Queue(name, type="classic") for name in names)

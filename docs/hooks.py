@@ -22,12 +22,12 @@ from acemq import errors, telemetry, topology
 from acemq.cli.commands import app as cli
 from acemq.cli.running import ExitCode
 from acemq.connect_options import ConnectOptions
-from acemq.consume_options import ConsumeOptions
+from acemq.consuming.options import ConsumeOptions
+from acemq.consuming.settling import TABLE
 from acemq.opening import transport_for
 from acemq.ops.abilities import ABILITIES, shown
 from acemq.ops.filters import FIELDS, HEADER
-from acemq.publish_options import PublishOptions
-from acemq.settling import TABLE
+from acemq.publishing.options import PublishOptions
 from acemq.testing.conformance import guarantees as proved
 from acemq.testing.conformance.report import counts
 from acemq.transports.sql.address import IN_QUERY

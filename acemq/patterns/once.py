@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeAlias, TypeVar, Un
 
 from acemq.ack import DUPLICATE, Ack, Verdict
 from acemq.clock import check_duration
+from acemq.consuming.handling import is_async, name_of
 from acemq.errors import ConfigurationError, FatalError, HandlerTypeError
-from acemq.handling import is_async, name_of
 from acemq.message import Message
 from acemq.patterns.outbox import BoundOutbox, Outbox
-from acemq.publish_options import PublishOptions
+from acemq.publishing.options import PublishOptions
 from acemq.stores import PUT_BACK_AFTER, Claim, OutboxRecord, check_claim_key
 
 if TYPE_CHECKING:

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Unpack
 from acemq.clock import check_duration
 from acemq.codec import Codecs
 from acemq.connection import Connection
-from acemq.draft import Draft
 from acemq.errors import ConfigurationError
 from acemq.opening import Opening
 from acemq.patterns.relay import OutboxRelay, Relaying, Sweep
-from acemq.publish_options import PublishOptions
+from acemq.publishing.draft import Draft
+from acemq.publishing.options import PublishOptions
 from acemq.stores import OutboxRecord, OutboxStore, OutboxWriter
 from acemq.topology import check_key
 from acemq.transport import Outgoing
@@ -153,7 +153,7 @@ def _drafted(
     if key is not None:
         check_key("key", key)
     draft = Draft(exchange, routing_key, payload, **options)
-    draft.complete(connection.outbound.envelope, connection.codecs)
+    draft.complete(connection.outbound.encoder.envelope, connection.codecs)
     return draft
 
 
@@ -162,7 +162,7 @@ def _recorded(
 ) -> OutboxRecord:
     if not (draft.mandatory and draft.persistent):
         raise ConfigurationError("a hook made the message not mandatory or not persistent; an outbox record is both")
-    outgoing: Outgoing = connection.outbound.draft(
+    outgoing: Outgoing = connection.outbound.encoder.encode(
         draft.exchange, draft.routing_key, draft.payload, draft.options(), encoded
     )
     return OutboxRecord.written(

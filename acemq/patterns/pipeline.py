@@ -16,18 +16,19 @@ from msgspec.structs import replace
 
 from acemq.ack import Ack
 from acemq.connection import Connection
-from acemq.consume_options import ConsumeOptions
-from acemq.consuming import Consumer
+from acemq.consuming.consumer import Consumer
+from acemq.consuming.handling import fits, is_async, name_of, resolved, shown
+from acemq.consuming.options import ConsumeOptions
 from acemq.envelope import Envelope
 from acemq.errors import ConfigurationError, FatalError, PipelineTypeError, RouteError
-from acemq.handling import fits, is_async, name_of, resolved, shown
 from acemq.headers import HeaderValue
 from acemq.ids import new_id
+from acemq.keywords import check_keywords
 from acemq.message import Message
 from acemq.opening import Opening
 from acemq.patterns.routing_slip import Itinerary, Route, RoutingSlip, Stop, address_of
-from acemq.publish_options import PublishOptions, carrying
-from acemq.publishing import Receipt
+from acemq.publishing.options import PublishOptions, carrying
+from acemq.publishing.outbound import Receipt
 from acemq.retry import RetryPolicy
 from acemq.stopping import Drained
 from acemq.stores import Idempotency, IdempotencyStore
@@ -111,7 +112,7 @@ class Pipeline(Generic[In, Out]):
     ) -> None:
         self.connection, self.name, self.entry, self.steps, self.form = (
             connection,
-            check_name("pipeline", name),
+            check_short_name("pipeline", name),
             entry,
             steps,
             form,
@@ -125,10 +126,7 @@ class Pipeline(Generic[In, Out]):
         Refused by both checkers, and here as `PipelineTypeError`, when it does not fit.
         """
         self._check_new(name)
-        unknown = options.keys() - StepOptions.__annotations__
-        if unknown:
-            known = ", ".join(sorted(StepOptions.__annotations__))
-            raise TypeError(f"step() got an unexpected keyword argument {min(unknown)!r}; known: {known}")
+        check_keywords("step", options, StepOptions.__annotations__)
         annotations = resolved(call)
         takes, gives = _first_parameter(call, annotations, name), annotations.get("return", Any)
         if not is_async(call) and gives is not Any and not _is_awaitable(gives):
@@ -201,7 +199,7 @@ class Pipeline(Generic[In, Out]):
         return gives
 
     def _check_new(self, name: str) -> None:
-        check_name("step", name)
+        check_short_name("step", name)
         if any(step.name == name for step in self.steps):
             raise ConfigurationError(f"pipeline {self.name!r} has a step {name!r} already")
 
@@ -238,7 +236,7 @@ class RunningPipeline(Generic[In, Out]):
         for step in via or ():
             self.queue_for(step)
         slip = start_slip(self.name, self.steps if via is None else via, self._described.form)
-        envelope = slip.on(self._connection.outbound.envelope(self.name, options))
+        envelope = slip.on(self._connection.outbound.encoder.envelope(self.name, options))
         receipt = await self._publish(slip, payload, envelope, options)
         self._counted = replace(self._counted, entered=self._counted.entered + 1)
         return receipt
@@ -381,7 +379,7 @@ def idempotency_key(step: str, identity: str) -> str:
     return f"{step}:{identity}"
 
 
-def check_name(kind: str, name: str) -> str:
+def check_short_name(kind: str, name: str) -> str:
     if not isinstance(name, str) or not _NAME.fullmatch(name):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise ConfigurationError(f"{kind} {name!r} must have 1 to 100 letters, digits, '-', '_' or '.'")
     return name

@@ -16,10 +16,10 @@ from opentelemetry.trace import Span
 
 from acemq.clock import sleep
 from acemq.connection import Connection
+from acemq.consuming.moving import will_pass
 from acemq.health import HealthPart
-from acemq.mapping import publish_error
-from acemq.moving import will_pass
-from acemq.stopping import Drained, Stop, until
+from acemq.public_errors import publish_error
+from acemq.stopping import Drained, StopOnce, until
 from acemq.stores import OutboxBatch, OutboxKeeper, OutboxListening, OutboxRecord, OutboxStore
 from acemq.telemetry import OUTBOX_FAILED, OUTBOX_RETIRED, Diagnostic
 from acemq.transport import Outgoing, Phase, Published, PublishResult
@@ -220,7 +220,7 @@ class OutboxRelay:
         self._bell = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
         self._passes: set[asyncio.Task[Sweep]] = set()
-        self._stop = Stop()
+        self._stop = StopOnce()
 
     async def start(self) -> Self:
         store = self._store

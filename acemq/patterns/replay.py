@@ -371,7 +371,7 @@ class _Run:
     async def _move(self, some: Sequence[Delivery]) -> int:
         """How many of them have gone: as many as there was room for, one at least."""
         now, keep = self._clock.now(), self._replay.keep_attempts
-        copies = [copy_of(delivery, self._target, now=now, keep_attempts=keep) for delivery in some]
+        copies = [replayed_copy(delivery, self._target, now=now, keep_attempts=keep) for delivery in some]
         self._in_doubt += len(some)
         results = await self._connection.outbound.move_some(copies, self._connection.outbound.timeout)
         landed = [each for each, result in zip(some, results, strict=False) if result.outcome is Published.ROUTED]
@@ -474,7 +474,7 @@ def _is_nacked(result: PublishResult) -> bool:
     return isinstance(result.error, Nacked)
 
 
-def copy_of(delivery: Delivery, target: str, *, now: datetime, keep_attempts: bool = False) -> Outgoing:
+def replayed_copy(delivery: Delivery, target: str, *, now: datetime, keep_attempts: bool = False) -> Outgoing:
     """The copy of a dead letter: the same body and headers, stamped, with a first attempt ahead and no error."""
     return Outgoing(
         exchange="",

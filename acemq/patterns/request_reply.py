@@ -17,8 +17,10 @@ from acemq.ack import Ack
 from acemq.clock import check_duration, sleep
 from acemq.codec import OCTETS, AnyCodec, Codecs, Payload, PayloadType, Reader, media_type
 from acemq.connection import Connection
-from acemq.consume_options import ConsumeOptions
-from acemq.consuming import Consumer, ConsumerState
+from acemq.consuming.consumer import Consumer, ConsumerState
+from acemq.consuming.handling import Call, check_handler
+from acemq.consuming.options import ConsumeOptions
+from acemq.consuming.settling import Decision, reason_of
 from acemq.envelope import to_millis, write
 from acemq.errors import (
     AcemqError,
@@ -32,15 +34,14 @@ from acemq.errors import (
     RequestTimeoutError,
     ResponderError,
 )
-from acemq.handling import Call, check_handler
 from acemq.headers import HeaderValue
 from acemq.ids import new_id
-from acemq.mapping import made_public
+from acemq.keywords import check_keywords
 from acemq.message import Message, current_message
 from acemq.opening import Opening
-from acemq.publish_options import PublishOptions
+from acemq.public_errors import made_public
+from acemq.publishing.options import PublishOptions
 from acemq.retry import RetryPolicy
-from acemq.settling import Decision, reason_of
 from acemq.telemetry import REPLY_UNDELIVERED, Diagnostic, end_span, within_span
 from acemq.topology import Queue, Topology, check_key
 from acemq.transport import ApplyMode, Outgoing, Phase, Published
@@ -178,12 +179,10 @@ class Requests:
 
     def _check(self, exchange: str, routing_key: str, timeout: timedelta, options: RequestOptions) -> None:
         """Before any I/O, of which the reply queue is the first."""
-        if unknown := options.keys() - _OPTIONS:
-            known = ", ".join(sorted(_OPTIONS))
-            raise TypeError(f"request() got an unexpected keyword argument {min(unknown)!r}; known: {known}")
+        check_keywords("request", options, _OPTIONS)
         check_duration("timeout", timeout)
         check_key("routing key", routing_key)
-        self._connection.outbound.check_options(exchange, routing_key, cast("PublishOptions", options))
+        self._connection.outbound.encoder.check_options(exchange, routing_key, cast("PublishOptions", options))
         if h.REPLY_TO in options.get("headers", {}):
             raise ConfigurationError(
                 f"header {h.REPLY_TO!r} is the address for the answer, which request() writes itself"
@@ -251,7 +250,7 @@ class Requests:
         given["reply_to"] = address
         # Its own id: then every library's answer carries it, whichever of the two that library echoes.
         given["message_id"] = given["correlation_id"] = identity
-        if handled is not None and outbound.correlate:
+        if handled is not None and outbound.encoder.correlate:
             given.setdefault("causation_id", handled.id)
         given["timeout"] = min(timeout, outbound.timeout)
         return given

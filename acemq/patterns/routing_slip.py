@@ -21,8 +21,8 @@ from acemq.errors import ConfigurationError, RouteError
 from acemq.headers import HeaderValue
 from acemq.ids import new_id
 from acemq.message import Message
-from acemq.publish_options import PublishOptions, carrying
-from acemq.publishing import Receipt
+from acemq.publishing.options import PublishOptions, carrying
+from acemq.publishing.outbound import Receipt
 
 
 class RoutingSlip(msgspec.Struct, frozen=True):
@@ -223,7 +223,7 @@ async def send_along(
 ) -> Receipt:
     """Start the route: to the slip's current stop, whose label is the type unless `options` name one."""
     stop = address_of(slip)
-    envelope = connection.outbound.envelope(stop.label, options)
+    envelope = connection.outbound.encoder.envelope(stop.label, options)
     return await connection.outbound.publish(
         stop.exchange, stop.routing_key, payload, carrying(slip.on(envelope), options)
     )

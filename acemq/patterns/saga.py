@@ -14,8 +14,8 @@ from opentelemetry.trace import Span
 
 from acemq.clock import SYSTEM, Clock, check_duration, sleep
 from acemq.connection import Connection
+from acemq.consuming.handling import is_async, name_of, resolved
 from acemq.errors import ConfigurationError
-from acemq.handling import is_async, name_of, resolved
 from acemq.telemetry import SAGA_COMPENSATING, SAGA_UNRESOLVED, Diagnostic, Reporter, SagaSpans, fail_span
 
 S = TypeVar("S")

@@ -13,15 +13,16 @@ from acemq.ack import Ack
 from acemq.clock import check_duration
 from acemq.codec import AnyCodec
 from acemq.connection import Connection
-from acemq.consuming import Consumer
+from acemq.consuming.consumer import Consumer
+from acemq.consuming.private import AGAIN
 from acemq.envelope import Envelope, to_millis
 from acemq.errors import CapabilityError, ClosedError, ConfigurationError
 from acemq.headers import HeaderValue
+from acemq.keywords import check_keywords
 from acemq.ladder import Waiting
 from acemq.message import Message
 from acemq.opening import Opening
-from acemq.private import AGAIN
-from acemq.publish_options import PublishOptions
+from acemq.publishing.options import PublishOptions
 from acemq.stopping import Drained
 from acemq.telemetry import MOVE_FAILED, SCHEDULE_FOREIGN, Diagnostic
 from acemq.topology import SCHEDULE_QUEUE
@@ -139,8 +140,8 @@ class Scheduler:
     ) -> Scheduled:
         if self._is_closed:
             raise ClosedError("this scheduler is closed; schedule inside `async with mq.scheduler()`")
-        if options and (unknown := options.keys() - _OPTIONS):
-            raise TypeError(f"unexpected keyword argument {min(unknown)!r}; known: {', '.join(sorted(_OPTIONS))}")
+        if options:
+            check_keywords("schedule", options, _OPTIONS)
         delay = due - now
         if delay > FURTHEST:
             raise ConfigurationError(

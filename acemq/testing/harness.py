@@ -15,9 +15,8 @@ from acemq import headers as h
 from acemq.clock import MovableClock, check_duration
 from acemq.codec import BytesCodec, Codecs, Payload, Reader
 from acemq.connect_options import ConnectOptions
-from acemq.consumers import AnyConsumer
-from acemq.consuming import Consumer
-from acemq.draft import Draft
+from acemq.consuming.consumer import Consumer
+from acemq.consuming.registry import AnyConsumer
 from acemq.envelope import Envelope, EnvelopeChanges
 from acemq.errors import ConfigurationError, EncodeError, TopologyError
 from acemq.headers import Headers
@@ -25,7 +24,8 @@ from acemq.interceptors import ConsumeInterceptor, PublishInterceptor
 from acemq.message import Handled, Message
 from acemq.mq import AceMQ
 from acemq.opening import transport_for
-from acemq.publishing import Receipt
+from acemq.publishing.draft import Draft
+from acemq.publishing.outbound import Receipt
 from acemq.topology import dead_letters_of, parked_of
 from acemq.transport import Delivery, Transport
 from acemq.transports.memory import MemoryBroker, Profile, StoredMessage

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 from acemq.errors import CapabilityError, ClosedError, TopologyError
 from acemq.testing.conformance import SmallConformance
-from acemq.topology import Topology, set_aside
+from acemq.topology import Topology, aside_of
 from acemq.transport import (
     ROUTED,
     ApplyMode,
@@ -157,7 +157,7 @@ class Lists:
         broker, create = self.check(), mode is ApplyMode.CREATE
         for queue in topology.queues:
             if queue.dead_letter:
-                topology |= set_aside(queue.name, exchanges=False)
+                topology |= aside_of(queue.name, exchanges=False)
             if queue.max_length:
                 raise CapabilityError("lists", "max_length", f"max_length= of queue {queue.name!r}")
         findings: list[Finding] = []

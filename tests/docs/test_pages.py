@@ -20,7 +20,7 @@ import pytest
 import acemq
 from acemq import errors, telemetry
 from acemq.cli.running import ExitCode
-from acemq.settling import TABLE
+from acemq.consuming.settling import TABLE
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"

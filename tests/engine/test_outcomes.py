@@ -11,7 +11,7 @@ import pytest
 
 from acemq import AceMQ, Ack, Diagnostic, Envelope, FatalError, Handled, Message, RetryPolicy
 from acemq import headers as h
-from acemq.settling import TABLE, Case
+from acemq.consuming.settling import TABLE, Case
 from tests.waiting import until
 
 

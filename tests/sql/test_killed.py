@@ -1,6 +1,6 @@
 """Processes that are killed, stopped and waken up, and a server that is killed: nothing is lost, nothing settled twice.
 
-Cases T-022, T-024, O-34, O-44; the crash windows of spec/transports.md section 17.
+Cases T-022, T-024, O-34, O-44; the crash windows.
 """
 
 from __future__ import annotations

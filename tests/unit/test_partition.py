@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from acemq.errors import ConfigurationError
-from acemq.partition import fnv1a, partition_of, queue_of, queues_of
+from acemq.patterns.ordered.keys import fnv1a, partition_of, queue_of, queues_of
 
 KEYS = st.text()
 COUNTS = st.integers(1, 10_000)
@@ -38,7 +38,7 @@ def test_every_language_agrees_when_the_count_is_a_power_of_two(key: str, count:
 
 def test_another_process_gives_the_same_answer() -> None:
     keys = ["", "order-1", "ünïcode", "日本語"]
-    program = f"from acemq.partition import partition_of; print([partition_of(k, 8) for k in {keys!r}])"
+    program = f"from acemq.patterns.ordered.keys import partition_of; print([partition_of(k, 8) for k in {keys!r}])"
     other = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert other.stdout.strip() == str([partition_of(key, 8) for key in keys])
 

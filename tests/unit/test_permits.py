@@ -7,7 +7,7 @@ from datetime import timedelta
 
 import pytest
 
-from acemq.permits import Permits
+from acemq.publishing.permits import Permits
 
 LONG = timedelta(seconds=30)
 

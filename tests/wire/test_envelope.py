@@ -10,8 +10,8 @@ from acemq.clock import MovableClock
 from acemq.codec import Codecs
 from acemq.envelope import Envelope, EnvelopeFields, from_millis, to_millis
 from acemq.mq import AceMQ
-from acemq.publish_options import PublishOptions
-from acemq.publishing import Outbound
+from acemq.publishing.options import PublishOptions
+from acemq.publishing.outbound import Outbound
 from acemq.telemetry import Telemetry
 from tests.wire.broker import on_the_wire
 from tests.wire.suite import Suite, Values
@@ -47,7 +47,7 @@ def _write(given: Values) -> Values:
         clock=clock,
     )
     assert fields.get("attempt", 1) == 1
-    outgoing = outbound.draft("orders-events", given["routing_key"], {"a": 1}, _options(fields))
+    outgoing = outbound.encoder.encode("orders-events", given["routing_key"], {"a": 1}, _options(fields))
     assert outgoing.content_type == given["content_type"]
     return on_the_wire(outgoing)
 

@@ -16,26 +16,25 @@ from acemq import (
     claim_check,
     clock,
     connection,
-    consuming,
     encryption,
     headers,
     ladder,
-    moving,
-    partition,
-    publishing,
     retry,
-    settling,
     telemetry,
     topology,
 )
 from acemq import envelope as envelopes
 from acemq import message as messages
+from acemq.consuming import consumer as consuming
+from acemq.consuming import moving, settling
+from acemq.consuming.settling import TABLE, Case
 from acemq.envelope import Envelope
 from acemq.errors import ClaimStoreError, RouteError
 from acemq.patterns import pipeline, replay, request_reply, routing_slip, scheduler
+from acemq.patterns.ordered import keys as partition
 from acemq.patterns.routing_slip import Itinerary, RoutingSlip
+from acemq.publishing import encoding as publishing
 from acemq.retry import RetryPolicy
-from acemq.settling import TABLE, Case
 from acemq.topology import Queue
 from acemq.transport import Settlement, Verb
 from tests.wire.suite import Suite
@@ -268,7 +267,7 @@ def _decided(patch: Patch, change: Callable[[int, Any], tuple[int, Any]]) -> Non
 def one_attempt_more_than_allowed(patch: Patch) -> None:
     decide = RetryPolicy.decide
 
-    def mutated(policy: RetryPolicy, attempt: int, age: Any) -> retry.Decision:
+    def mutated(policy: RetryPolicy, attempt: int, age: Any) -> retry.AfterFailure:
         more = None if policy.max_attempts is None else policy.max_attempts + 1
         return decide(replace(policy, max_attempts=more), attempt, age)
 

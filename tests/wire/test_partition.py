@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import acemq
-from acemq import AceMQ, OrderedQueue, partition
+from acemq import AceMQ, OrderedQueue
+from acemq.patterns.ordered import keys as partition
 from tests.wire.suite import Suite, Values
 
 PARTITION = Suite("partition", others=("java", "dotnet"))

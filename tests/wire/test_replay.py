@@ -45,7 +45,7 @@ async def _refused(replay: Replay) -> bool:
 
 @REPLAY.op("stamp")
 def stamp(given: Values) -> Values:
-    copy = r.copy_of(
+    copy = r.replayed_copy(
         arrived(given["headers"], queue=given["from"], message_id="m-1"),
         "orders.placed",
         now=datetime.fromisoformat(given["now"]),

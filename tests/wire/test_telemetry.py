@@ -21,11 +21,11 @@ from acemq import Claim, ConsumeOptions, Idempotency, MemoryIdempotencyStore, er
 from acemq import topology as t
 from acemq.ack import Ack
 from acemq.clock import MovableClock
+from acemq.consuming.settling import TABLE, ConsumerCounters
 from acemq.interceptors import ConsumeInterceptor
 from acemq.message import Message
 from acemq.patterns.saga import Saga
 from acemq.retry import RetryPolicy
-from acemq.settling import TABLE, ConsumerCounters
 from acemq.topology import SCHEDULE_QUEUE
 from tests.stores.places import Place
 from tests.wire.broker import Bench, bench

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any, cast
 
-from acemq import partition
 from acemq import topology as t
 from acemq.ack import Ack
 from acemq.errors import DriftError
 from acemq.message import Message
 from acemq.mq import AceMQ
+from acemq.patterns.ordered import keys as partition
 from acemq.topology import Queue, QueueOptions, QueueType, Topology
 from acemq.transport import ApplyMode
 from tests.wire.broker import bench, declared

@@ -28,7 +28,7 @@ from acemq.stores import ERROR_LIMIT, ID_LIMIT
 _MYSQL = ("mysql", "mariadb")
 _MYSQL_OPTIONS: dict[str, Any] = {"mysql_charset": "utf8mb4", "mysql_engine": "InnoDB", "mariadb_charset": "utf8mb4"}
 SLOTS = 256
-"""Rows of `{table}_slots`, on MySQL and MariaDB: what a transaction locks for a key (patterns.md section 4)."""
+"""Rows of `{table}_slots`, on MySQL and MariaDB: what a transaction locks for a key."""
 
 
 def _key(length: int) -> String:

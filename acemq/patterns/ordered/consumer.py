@@ -13,10 +13,10 @@ import msgspec
 from acemq.clock import sleep
 from acemq.connection import Connection
 from acemq.errors import AcemqError, ClosedError
-from acemq.mapping import made_public
 from acemq.opening import Opening
 from acemq.patterns.ordered.partition import PartitionConsumer
-from acemq.stopping import Drained, Stop
+from acemq.public_errors import made_public
+from acemq.stopping import Drained, StopOnce
 from acemq.telemetry import CONSUMER_LOST, Diagnostic
 from acemq.transport import Claims, Phase, SubscriptionPhase, SubscriptionState
 
@@ -53,7 +53,7 @@ class OrderedConsumer:
         self._queues, self._opening, self._sharing, self._closed = queues, opening, sharing, closed
         self._mine: dict[int, PartitionConsumer] = {}
         self._loop: asyncio.Task[None] | None = None
-        self._stop = Stop()
+        self._stop = StopOnce()
         self._free_since: dict[int, float] = {}
         self._offered: dict[int, float] = {}
         """Until when a partition is left to others, by number."""

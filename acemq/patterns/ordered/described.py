@@ -15,8 +15,8 @@ from acemq.codec import Payload
 from acemq.connection import Connection
 from acemq.errors import ConfigurationError, PartitionCountError
 from acemq.opening import Opening
-from acemq.partition import check_count, queue_of, queues_of
 from acemq.patterns.ordered.consumer import Sharing
+from acemq.patterns.ordered.keys import check_count, queue_of, queues_of
 from acemq.patterns.ordered.partition import PartitionFailure
 from acemq.patterns.ordered.queue import OrderedQueue, waiting_in
 from acemq.retry import RetryPolicy

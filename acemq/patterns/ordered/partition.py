@@ -15,11 +15,11 @@ from opentelemetry.trace import Span
 
 from acemq.ack import ACCEPT
 from acemq.clock import Timer, sleep
-from acemq.consuming import Consumer, ConsumerState
+from acemq.consuming.consumer import Consumer, ConsumerState
+from acemq.consuming.settling import Case, Decision, decide, set_aside
 from acemq.errors import ClosedError, DecodeError
 from acemq.interceptors import tell_listeners
 from acemq.message import Handled, Message, envelope_of
-from acemq.settling import Case, Decision, decide, set_aside
 from acemq.stopping import Drained
 from acemq.telemetry import OWNER_CHANGED, PARTITION_HALTED, Diagnostic, end_span, within_span
 from acemq.transport import (
@@ -403,7 +403,8 @@ class PartitionConsumer(Consumer):
 
     def _fetch(self) -> None:
         assert self._subscription is not None
-        self._is_away = self._has_begun = False
+        self._is_away = False
+        self._suspects.begin_anew()
         if not self._holding.paused:  # or its resume() fetches
             self._subscription.resume()
 

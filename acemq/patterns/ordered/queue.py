@@ -13,8 +13,8 @@ from msgspec.structs import replace
 
 from acemq.clock import check_duration
 from acemq.connection import Connection
-from acemq.consume_options import ConsumeOptions, check_prefetch
-from acemq.draft import Draft
+from acemq.consuming.handling import check_handler
+from acemq.consuming.options import ConsumeOptions, check_prefetch
 from acemq.errors import (
     AcemqError,
     BatchPublishError,
@@ -24,14 +24,15 @@ from acemq.errors import (
     PublishingPausedError,
     PublishRefusedError,
 )
-from acemq.handling import check_handler
+from acemq.keywords import check_keywords
 from acemq.message import Handler
 from acemq.opening import Opening
-from acemq.partition import partition_of, queues_of
 from acemq.patterns.ordered.consumer import OrderedConsumer
+from acemq.patterns.ordered.keys import partition_of, queues_of
 from acemq.patterns.ordered.partition import Halt, OrderedCounters, Part, PartitionConsumer
-from acemq.publish_options import PublishOptions, check_known
-from acemq.publishing import Receipt, all_through
+from acemq.publishing.draft import Draft
+from acemq.publishing.options import OPTIONS, PublishOptions
+from acemq.publishing.outbound import Receipt, all_through
 from acemq.stores import Idempotency, IdempotencyStore
 from acemq.transport import Claims
 
@@ -293,7 +294,7 @@ async def waiting_in(connection: Connection, queue: str) -> int:
 
 def checked(options: PublishOptions) -> PublishOptions:
     """Refuse what would let a later message pass an earlier one."""
-    check_known(options)
+    check_keywords("send", options, OPTIONS)
     for option in ("delay", "priority"):
         if option in options:
             raise ConfigurationError(f"{option}= lets messages pass each other, and an ordered queue keeps their order")

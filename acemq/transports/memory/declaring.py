@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from acemq.lacking import refuse_lacking
 from acemq.plan import Finding, refuse_drift
-from acemq.topology import Exchange, Queue, Topology, set_aside
+from acemq.topology import Exchange, Queue, Topology, aside_of
 from acemq.transport import ApplyMode, ExchangeMissing, QueueMissing
 from acemq.transports.memory.broker import Broker
 from acemq.transports.memory.profiles import Profile
@@ -59,7 +59,7 @@ def _spelled_out(topology: Topology, profile: Profile) -> Topology:
         return topology.spelled_out()
     for queue in topology.queues:
         if queue.dead_letter:
-            topology |= set_aside(queue.name, exchanges=False)
+            topology |= aside_of(queue.name, exchanges=False)
     return topology
 
 

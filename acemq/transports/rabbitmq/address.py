@@ -1,4 +1,4 @@
-"""Where the broker is and who we are there, read from a URL (messaging.md section 1).
+"""Where the broker is and who we are there, read from a URL.
 
     amqp[s]://user:password@host[:port][,host[:port]…]/vhost[?heartbeat=15]
 

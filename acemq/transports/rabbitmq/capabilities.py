@@ -1,4 +1,4 @@
-"""What RabbitMQ can do, as a whole and per queue (transports.md section 12)."""
+"""What RabbitMQ can do, as a whole and per queue."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ class Topology(Protocol):
         ...
 
 
-class Owner(Protocol):
+class Registrant(Protocol):
     """The subscription that a consumer serves."""
 
     @property
@@ -97,13 +97,13 @@ class Owner(Protocol):
 class Consumer(IncomingChannel):
     """The channel of a subscription, from its opening to its end."""
 
-    def __init__(self, session: Session, owner: Owner) -> None:
-        queue = owner.queue
-        super().__init__(session, queue, counts=owner.topology.counts_deliveries(queue))
+    def __init__(self, session: Session, registrant: Registrant) -> None:
+        queue = registrant.queue
+        super().__init__(session, queue, counts=registrant.topology.counts_deliveries(queue))
         self.is_registered = False
         self.was_cancelled = False
         """By the broker: the queue is gone, or its leader has moved."""
-        self._owner = owner
+        self._registrant = registrant
         self._waiting: list[Delivery] = []
         """Arrived, and not handed out yet."""
 
@@ -112,11 +112,11 @@ class Consumer(IncomingChannel):
         if not self.is_open:
             async with asyncio.timeout(ANSWER_LIMIT):
                 await self.open()
-                await ask(self.channel.basic_qos(prefetch_count=self._owner.prefetch))
+                await ask(self.channel.basic_qos(prefetch_count=self._registrant.prefetch))
 
     async def register(self) -> None:
         """Open the channel if it is not open yet, and ask for deliveries."""
-        wanted = self._owner
+        wanted = self._registrant
         await self.prepare()
         async with asyncio.timeout(ANSWER_LIMIT):
             self.channel.consumers[wanted.name] = _never_called
@@ -135,8 +135,8 @@ class Consumer(IncomingChannel):
     def cancel(self) -> None:
         """Ask for nothing more, from now on and without waiting for an answer."""
         if self.is_registered and self.is_usable:
-            self.session.lane.write(frames.cancel(self.channel.number, self._owner.name))
-            self.channel.consumers.pop(self._owner.name, None)  # else aiormq would not register it again
+            self.session.lane.write(frames.cancel(self.channel.number, self._registrant.name))
+            self.channel.consumers.pop(self._registrant.name, None)  # else aiormq would not register it again
         self.is_registered = False
 
     def give_back(self) -> None:
@@ -149,11 +149,11 @@ class Consumer(IncomingChannel):
     def method(self, method: int, arguments: bytes) -> bool:
         if method == frames.BASIC_CANCEL:
             self.was_cancelled = True
-            self._owner.lost_queue(self)
+            self._registrant.lost_queue(self)
         return super().method(method, arguments)
 
     def arrived(self, tag: int, delivery: Delivery) -> None:
-        if self._owner.is_paused:
+        if self._registrant.is_paused:
             self.ledger.settle(tag, Verb.REQUEUE)  # was on its way when we cancelled: for somebody else
             return
         if not self._waiting:
@@ -165,10 +165,10 @@ class Consumer(IncomingChannel):
 
         The broker keeps to the prefetch by itself; after a pause it does not count what was out before it.
         """
-        room = self._owner.room(self)
+        room = self._registrant.room(self)
         if room > 0 and self._waiting:
             batch, self._waiting = self._waiting[:room], self._waiting[room:]
-            self._owner.deliver(batch)
+            self._registrant.deliver(batch)
         self.ledger.after_write = self._hand_out_soon if self._waiting else None
 
     def _hand_out_soon(self) -> None:
@@ -184,7 +184,7 @@ class Consumer(IncomingChannel):
     def ended(self, end: End) -> None:
         super().ended(end)
         self.is_registered = False
-        self._owner.lost_channel(self, end)
+        self._registrant.lost_channel(self, end)
 
     async def close(self) -> None:
         """Give back in place all that is held, after what was settled: both by closing the channel."""

@@ -1,4 +1,4 @@
-"""The right to be the only consumer of a queue (transports.md section 12).
+"""The right to be the only consumer of a queue.
 
 The exclusive flag of `basic.consume` protects classic queues alone; a quorum queue takes several consumers that all say
 they are exclusive. What is exclusive everywhere is a queue that belongs to a connection: `acemq.owner.{queue}`.

@@ -1,4 +1,4 @@
-"""Where the database is and who we are there, read from a URL (messaging.md section 1); and the options beside it.
+"""Where the database is and who we are there, read from a URL; and the options beside it.
 
     sqlite:///relative.db    sqlite:////absolute.db
     postgresql://user:password@host[:port]/database    mariadb://…    mysql://…

@@ -14,7 +14,7 @@ from acemq.errors import CapabilityError
 from acemq.ids import new_id
 from acemq.lacking import refuse_lacking
 from acemq.plan import Finding, refuse_drift
-from acemq.topology import Queue, Topology, set_aside
+from acemq.topology import Queue, Topology, aside_of
 from acemq.transport import AccessDenied, ApplyMode, Capabilities, ExchangeMissing, QueueMissing
 
 from .dialects import Statements, text_of
@@ -39,7 +39,7 @@ def spelled_out(topology: Topology) -> Topology:
     """With the queues that `dead_letter` stands for."""
     for queue in topology.queues:
         if queue.dead_letter:
-            topology |= set_aside(queue.name, exchanges=False)
+            topology |= aside_of(queue.name, exchanges=False)
     return topology
 
 

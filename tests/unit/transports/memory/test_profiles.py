@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from acemq.clock import MovableClock
 from acemq.errors import CapabilityError, ConfigurationError, DriftError
 from acemq.retry import RetryPolicy
-from acemq.topology import Topology, rungs, set_aside
+from acemq.topology import Topology, aside_of, rungs
 from acemq.transport import ApplyMode, LostBy, Nacked, Published, Settled
 from acemq.transports.memory import MemoryBroker, Profile
 from tests.unit.transports.memory.conftest import Connect
@@ -91,7 +91,7 @@ async def test_the_librarys_queues_exist_as_the_contract_has_them(rabbit: Client
         assert await rabbit.port.exists(queue)
     for exchange in ("acemq.dlx", "acemq.retry"):
         assert await rabbit.port.exists(exchange, "exchange")
-    found = await rabbit.port.apply(set_aside("letters") | rungs("letters", [MINUTE]), ApplyMode.VERIFY)
+    found = await rabbit.port.apply(aside_of("letters") | rungs("letters", [MINUTE]), ApplyMode.VERIFY)
     assert {finding.verdict for finding in found} == {"present"}
 
 

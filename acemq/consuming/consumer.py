@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import nullcontext
 from contextvars import ContextVar
@@ -19,20 +18,21 @@ from opentelemetry.trace import Span
 
 from acemq import headers as h
 from acemq.ack import ACCEPT, Ack, Verdict
-from acemq.claiming import Claims
 from acemq.codec import Reader
-from acemq.consume_options import MAX_DELIVERIES, ConsumeOptions
+from acemq.consuming.claiming import Claims
+from acemq.consuming.handling import Call, in_time
+from acemq.consuming.holding import Holding
+from acemq.consuming.moving import GivenBack, Mover
+from acemq.consuming.options import MAX_DELIVERIES, ConsumeOptions
+from acemq.consuming.settling import TABLE, Case, Decision, decide, set_aside
+from acemq.consuming.suspects import Suspects
 from acemq.envelope import to_millis
 from acemq.errors import ClaimStoreError, ClosedError, DecodeError
-from acemq.handling import Call, in_time
-from acemq.holding import Holding
 from acemq.interceptors import Around, ConsumeChain, tell_listeners
-from acemq.mapping import made_public
 from acemq.message import CURRENT, Message
-from acemq.moving import GivenBack, Mover
+from acemq.public_errors import made_public
 from acemq.retry import RetryPolicy
-from acemq.settling import TABLE, Case, Decision, decide, set_aside
-from acemq.stopping import CLOSING, Drained, Stop, until
+from acemq.stopping import CLOSING, Drained, StopOnce, until
 from acemq.stores import Idempotency
 from acemq.telemetry import (
     CONSUMER_LOST,
@@ -46,12 +46,6 @@ from acemq.telemetry import (
 from acemq.transport import Delivery, LostBy, Subscription, SubscriptionPhase, SubscriptionState
 
 log = logging.getLogger("acemq")
-
-_REMEMBERED = 100
-"""Suspects whose release is known; with more of them at once, one is given up a few deliveries later."""
-
-_SUSPECT_AFTER = 2
-"""Deliveries after which a message is handled alone. The first two may be owed to one lost connection."""
 
 
 class ConsumerState(StrEnum):
@@ -101,7 +95,6 @@ class Consumer:
         self._report = mover.report
         self._policy, self._policy_for = mover.policy, options.get("retry_for")
         self._prefetch = prefetch
-        self._max_deliveries = options.get("max_deliveries", MAX_DELIVERIES)
         self._expired: Case = Case.EXPIRED_DROPPED if options.get("expired") == "drop" else Case.EXPIRED
         self._handler_timeout = options.get("handler_timeout")
         self.claims = Claims(Idempotency.of(options["idempotency"]), mover) if "idempotency" in options else None
@@ -123,16 +116,10 @@ class Consumer:
         """Deliveries in work that the broker has taken back."""
         self._lapsed: set[Delivery] = set()
         """Those of them whose lease was lost: their handlers are cancelled."""
-        self._suspect_after = max(min(_SUSPECT_AFTER, (self._max_deliveries or MAX_DELIVERIES) - 1), 1)
-        self._alone: Delivery | None = None
-        """What is handled with nothing beside it."""
-        self._has_begun = False
-        """Whether a delivery was started since the subscription was last made."""
-        self._foremost: Delivery | None = None
-        """The first of them, until it was looked at: its body is not to be kept."""
-        self._released: deque[str] = deque(maxlen=_REMEMBERED)
-        """Ids of the suspects that their handlers have given back."""
-        self._rewrites = mover.transport.capabilities_of("queue", queue).requeue_rewrites
+        self._suspects = Suspects(
+            options.get("max_deliveries", MAX_DELIVERIES),
+            rewrites=mover.transport.capabilities_of("queue", queue).requeue_rewrites,
+        )
         self._moving: dict[asyncio.Task[bool], Delivery] = {}
         self._settled = 0
         self._given_back = 0
@@ -140,7 +127,7 @@ class Consumer:
         self._progress: asyncio.Event | None = None
         self._excused: set[asyncio.Task[Any]] = set()
         """Workers that a stop does not wait for, since their handlers wait for the stop."""
-        self._stop = Stop()
+        self._stop = StopOnce()
 
     @property
     def in_flight(self) -> int:
@@ -221,7 +208,7 @@ class Consumer:
             if delivery in gone:
                 move.cancel()
         self._gone |= gone.intersection(self._in_hand())
-        if self._alone in gone:
+        if self._suspects.alone in gone:
             # Its handler may never end, and it is not ours any more: whatever else there is must not wait for it.
             self._end_alone()
         if by is LostBy.LEASE:
@@ -236,7 +223,8 @@ class Consumer:
             self._report(Diagnostic(CONSUMER_LOST, "warning", state.error, self.queue))
         self.last_error = state.error
         if state.generation != self._generation:
-            self._generation, self._has_begun, self._foremost = state.generation, False, None
+            self._generation = state.generation
+            self._suspects.begin_anew()
         if self.state in (ConsumerState.RUNNING, ConsumerState.RECOVERING):
             self.state = state_in(state.phase)
 
@@ -258,7 +246,7 @@ class Consumer:
                 continue
             self._running[task] = work
             try:
-                if self._alone is not None:
+                if self._suspects.alone is not None:
                     await asyncio.sleep(0)  # what was accepted leaves first, so that a crash does not take it back
                 await self._handle(work, task)
             except asyncio.CancelledError:
@@ -277,7 +265,7 @@ class Consumer:
                     self._gone.discard(work)
                     task.uncancel()
                 del self._running[task]
-                if self._alone is not None and not self._is_busy():
+                if self._suspects.alone is not None and not self._is_busy():
                     self._end_alone()
                 if self._progress is not None:
                     self._progress.set()
@@ -302,36 +290,27 @@ class Consumer:
         What the broker delivers again and again may be what kills its process. So it is handled alone: if it kills
         again, nothing else is counted as tried with it, and whatever came before it is gone.
         """
-        if not self._ready or self._alone is not None or self._holding.paused:
+        if not self._ready or self._suspects.alone is not None or self._holding.paused:
             return None
-        if self._is_suspect(self._ready[0]):
+        if self._suspects.is_one(self._ready[0]):
             if self._is_busy():
                 return None
-            self._alone = self._ready[0]
+            self._suspects.alone = self._ready[0]
         return self._pop()
 
     def _end_alone(self) -> None:
-        self._alone = None
+        self._suspects.alone = None
         self._holding.wake(len(self._ready))
 
     def _has_lapsed(self, work: object) -> bool:
         return isinstance(work, Delivery) and work in self._lapsed
-
-    def _is_suspect(self, delivery: Delivery) -> bool:
-        return (delivery.deliveries or 0) > self._suspect_after and self._unanswered(delivery) > self._suspect_after
-
-    def _unanswered(self, delivery: Delivery) -> int:
-        """How often it was delivered, this time included, without counting those that ended in a retry."""
-        told = (h.integer(delivery.headers.get(h.ATTEMPT)) or 1) - 1 if self._rewrites else 0
-        return (delivery.deliveries or 0) - told
 
     def _is_busy(self) -> bool:
         return any(delivery not in self._gone for delivery in self._in_hand())
 
     def _pop(self) -> Delivery:
         delivery = self._ready.popleft()
-        if not self._has_begun:
-            self._has_begun, self._foremost = True, delivery
+        self._suspects.begin(delivery)
         return delivery
 
     async def _handle(self, work: Any, task: asyncio.Task[Any]) -> None:
@@ -474,17 +453,8 @@ class Consumer:
 
     def _unfit(self, delivery: Delivery) -> Decision | None:
         """Why a delivery is not handed to the handler at all."""
-        most, is_foremost = self._max_deliveries, delivery is self._foremost
-        if is_foremost:
-            self._foremost = None
-        if (
-            most is not None
-            and (delivery.deliveries or 0) > most
-            and self._unanswered(delivery) > most
-            # No other: what was only fetched beside the foremost when its process died is as often delivered.
-            and (is_foremost or delivery.message_id in self._released)
-        ):
-            return set_aside(Case.DELIVERY_LIMIT, f"{most} deliveries without an outcome")
+        if self._suspects.is_over_limit(delivery):
+            return set_aside(Case.DELIVERY_LIMIT, f"{self._suspects.most} deliveries without an outcome")
         if h.EXPIRES_AT in delivery.headers:
             expires_at = h.integer(delivery.headers.get(h.EXPIRES_AT))
             if expires_at is not None and expires_at <= to_millis(self._clock.now()):
@@ -577,8 +547,8 @@ class Consumer:
             if span is not None:
                 span.end()
             return False
-        if decision.row.case is Case.RELEASED and self._is_suspect(message.delivery):
-            self._released.append(message.id)
+        if decision.row.case is Case.RELEASED:
+            self._suspects.gave_back(message.delivery, message.id)
         try:
             with trace.use_span(span) if span else _NO_SPAN:
                 handled, _ = await self.mover.carry_out(decision, message.delivery)

@@ -9,8 +9,9 @@ from typing import Any, Unpack, cast
 from acemq.codec import AnyCodec
 from acemq.envelope import Envelope
 from acemq.errors import ConfigurationError
+from acemq.keywords import check_keywords
 from acemq.message import CURRENT
-from acemq.publish_options import PublishOptions, carrying, check_known
+from acemq.publishing.options import OPTIONS, PublishOptions, carrying
 
 
 class Draft:
@@ -34,7 +35,7 @@ class Draft:
 
     def __init__(self, exchange: str, routing_key: str, payload: object, **options: Unpack[PublishOptions]) -> None:
         """The options of a publish, but for `timeout`, which is that of the batch."""
-        check_known(options)
+        check_keywords("Draft", options, OPTIONS)
         if "timeout" in options:
             raise ConfigurationError("timeout= is not one message's; give it to publish_batch(timeout=…)")
         if "transaction" in options:

@@ -6,11 +6,11 @@ import asyncio
 from collections.abc import Callable
 from datetime import timedelta
 
-from acemq.consume_options import check_prefetch
-from acemq.consuming import Consumer
+from acemq.consuming.consumer import Consumer
+from acemq.consuming.options import check_prefetch
+from acemq.consuming.settling import ConsumerCounters
 from acemq.errors import ClosedError, ConfigurationError
 from acemq.opening import Opening
-from acemq.settling import ConsumerCounters
 from acemq.stopping import Drained
 
 Member = Callable[[int, int | None], Opening[Consumer]]

@@ -54,7 +54,7 @@ class PublishOptions(TypedDict, total=False):
     """For permit, connection and confirm together; the connection's `publish_timeout`."""
 
 
-_OPTIONS = frozenset(PublishOptions.__annotations__)
+OPTIONS = frozenset(PublishOptions.__annotations__)
 SAID_BY_ENVELOPE = ("headers", "message_id", "type", "version", "correlation_id", "causation_id", "claim")
 _ENVELOPE_OPTIONS = frozenset((*SAID_BY_ENVELOPE, "envelope"))
 
@@ -63,9 +63,3 @@ def carrying(envelope: Envelope, options: PublishOptions | None = None) -> Publi
     """The options with this envelope, in place of all that becomes one."""
     rest = {name: value for name, value in (options or {}).items() if name not in _ENVELOPE_OPTIONS}
     return cast("PublishOptions", {**rest, "envelope": envelope})
-
-
-def check_known(options: PublishOptions) -> None:
-    unknown = options.keys() - _OPTIONS
-    if unknown:
-        raise TypeError(f"unexpected keyword argument {min(unknown)!r}; known: {', '.join(sorted(_OPTIONS))}")

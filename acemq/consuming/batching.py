@@ -12,7 +12,7 @@ from opentelemetry.trace import Span
 
 from acemq.ack import ACCEPT, Ack
 from acemq.clock import Timer
-from acemq.consuming import Consumer, ConsumerState
+from acemq.consuming.consumer import Consumer, ConsumerState
 from acemq.errors import ClosedError, ConfigurationError
 from acemq.interceptors import ConsumeChain
 from acemq.message import CURRENT, IN_BATCH, Message
@@ -120,10 +120,10 @@ class BatchConsumer(Consumer):
         self._holding.wake(1)
 
     def _take(self) -> Batch[Any] | None:
-        if self._alone is not None or self._holding.paused:
+        if self._suspects.alone is not None or self._holding.paused:
             return None
         while self._ready and len(self._forming) < self._most:
-            if self._is_suspect(self._ready[0]):
+            if self._suspects.is_one(self._ready[0]):
                 if self._forming:
                     self._due = True  # in their order, and not together
                     break
@@ -131,7 +131,7 @@ class BatchConsumer(Consumer):
                     return None
                 message = self._admit(self._pop())
                 if message is not None:
-                    self._alone = message.delivery
+                    self._suspects.alone = message.delivery
                     return Batch([message])
                 continue
             message = self._admit(self._pop())

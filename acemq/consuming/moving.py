@@ -16,13 +16,13 @@ from opentelemetry import trace
 from acemq import headers as h
 from acemq import transport as port
 from acemq.clock import Clock
+from acemq.consuming.leasing import Leases
+from acemq.consuming.settling import Case, ConsumerCounters, Decision
 from acemq.envelope import Envelope, to_millis
 from acemq.headers import HeaderValue
-from acemq.leasing import Leases
 from acemq.message import Handled, envelope_of
-from acemq.publishing import Outbound
+from acemq.publishing.outbound import Outbound
 from acemq.retry import RetryPolicy, has_rung
-from acemq.settling import Case, ConsumerCounters, Decision
 from acemq.telemetry import (
     MOVE_FAILED,
     RUNG_MISSING,

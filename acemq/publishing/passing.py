@@ -9,9 +9,9 @@ from opentelemetry.trace import Span
 from acemq.telemetry import end_span, within_span
 
 if TYPE_CHECKING:
-    from acemq.draft import Draft
     from acemq.interceptors import PublishChain
-    from acemq.publishing import Receipt
+    from acemq.publishing.draft import Draft
+    from acemq.publishing.outbound import Receipt
 
 
 class Passing:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Any
 
-from acemq.consume_options import ConsumeOptions
-from acemq.consuming import Consumer
+from acemq.consuming.consumer import Consumer
+from acemq.consuming.options import ConsumeOptions
 from acemq.interceptors import Around
 from acemq.message import Message
 from acemq.retry import RetryPolicy
@@ -27,7 +27,7 @@ class PrivateConsumer(Consumer):
         self._around = Around(())
 
     def _admit(self, delivery: Delivery) -> Message[Any]:
-        self._foremost = None
+        self._suspects.forget_foremost()
         return Message(delivery.body, delivery, self.mover.clock)
 
 

@@ -9,11 +9,11 @@ from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any, TypeAlias, TypeVar
 
-from acemq.consuming import Consumer
+from acemq.consuming.consumer import Consumer
+from acemq.consuming.private import PrivateConsumer
+from acemq.consuming.receiving import Receiving
+from acemq.consuming.settling import ConsumerCounters
 from acemq.errors import ClosedError
-from acemq.private import PrivateConsumer
-from acemq.receiving import Receiving
-from acemq.settling import ConsumerCounters
 from acemq.stopping import Drained
 
 AnyConsumer: TypeAlias = Consumer | Receiving[Any]

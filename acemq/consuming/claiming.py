@@ -9,10 +9,10 @@ from typing import Any, TypeVar
 import msgspec
 
 from acemq.clock import Timer, sleep
+from acemq.consuming.moving import Mover
+from acemq.consuming.settling import TABLE, Case, Decision, set_aside
 from acemq.errors import IdempotencyConflictError, LeaseLostError
 from acemq.message import Message
-from acemq.moving import Mover
-from acemq.settling import TABLE, Case, Decision, set_aside
 from acemq.stores import Claim, Idempotency, check_claim_key
 from acemq.telemetry import CLAIM_FAILED, LEASE_LOST, Diagnostic
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Generic, TypeVar, Unpack
 
-from acemq.publish_options import PublishOptions
-from acemq.publishing import Outbound, Receipt
+from acemq.publishing.options import PublishOptions
+from acemq.publishing.outbound import Outbound, Receipt
 
 T_contra = TypeVar("T_contra", contravariant=True)
 

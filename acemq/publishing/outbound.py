@@ -18,8 +18,6 @@ from acemq import ladder
 from acemq import transport as port
 from acemq.clock import SYSTEM, Clock, check_duration
 from acemq.codec import Codecs
-from acemq.draft import Draft, draft_of
-from acemq.envelope import Envelope, to_millis, write
 from acemq.errors import (
     AcemqError,
     BatchPublishError,
@@ -30,16 +28,17 @@ from acemq.errors import (
     LoopError,
     PublishingPausedError,
 )
-from acemq.gate import PAUSED, Gate, WhenBlocked
 from acemq.headers import HeaderValue
-from acemq.ids import new_id
-from acemq.mapping import publish_error
 from acemq.message import CURRENT, IN_BATCH
-from acemq.passing import Passing
-from acemq.permits import Permits
-from acemq.publish_options import SAID_BY_ENVELOPE, PublishOptions, check_known
+from acemq.public_errors import publish_error
+from acemq.publishing.draft import Draft, draft_of
+from acemq.publishing.encoding import Encoder, check_place
+from acemq.publishing.gate import PAUSED, Gate, WhenBlocked
+from acemq.publishing.options import PublishOptions
+from acemq.publishing.passing import Passing
+from acemq.publishing.permits import Permits
 from acemq.telemetry import Telemetry, end_span
-from acemq.topology import SCHEDULE_EXCHANGE, check_key, check_name
+from acemq.topology import SCHEDULE_EXCHANGE
 from acemq.transport import Outgoing, Published, PublishResult, Transport
 
 if TYPE_CHECKING:
@@ -87,9 +86,10 @@ class Outbound:
         clock: Clock = SYSTEM,
     ) -> None:
         """`lay_ladder` sees to the queues over which delayed publishes go where the broker cannot delay."""
-        self._transport, self._codecs, self._telemetry, self._clock = transport, codecs, telemetry, clock
+        self._transport, self._telemetry = transport, telemetry
+        self.encoder = Encoder(transport, codecs=codecs, origin=origin, correlate=correlate, clock=clock)
         self._lay_ladder = lay_ladder
-        self._origin, self.timeout, self.correlate = origin, timeout, correlate
+        self.timeout = timeout
         self.permits = Permits(max_outstanding, lambda: transport.state.outstanding)
         self.gate = Gate(when_blocked, clock)
         self.chain: PublishChain | None = None
@@ -127,11 +127,11 @@ class Outbound:
         self._check_usable()
         within = options.get("timeout", self.timeout) if options else self.timeout
         transaction = self._transaction(options) if options and "transaction" in options else None
-        if self.chain is not None or self._codecs_of(options).is_async:
+        if self.chain is not None or self.encoder.codecs_of(options).is_async:
             check_duration("timeout", within)
             draft = draft_of(exchange, routing_key, payload, options)
             return await self._publish_draft(draft, within, own, transaction)
-        outgoing = self.draft(exchange, routing_key, payload, options)
+        outgoing = self.encoder.encode(exchange, routing_key, payload, options)
         if outgoing.exchange == SCHEDULE_EXCHANGE:
             await self._lay_ladder()
         telemetry = self._telemetry
@@ -163,14 +163,14 @@ class Outbound:
         within = options.get("timeout", self.timeout) if options else self.timeout
         if options and "transaction" in options:
             return await self._publish_many_in(self._transaction(options), exchange, routing_key, payloads, options)
-        if self.chain is not None or self._codecs_of(options).is_async:
-            self._check_place(exchange, routing_key)
-            self.check_options(exchange, routing_key, options or {})
+        if self.chain is not None or self.encoder.codecs_of(options).is_async:
+            check_place(exchange, routing_key)
+            self.encoder.check_options(exchange, routing_key, options or {})
             return await self.publish_batch(
                 (draft_of(exchange, routing_key, payload, options) for payload in payloads), within
             )
         if options and options.get("delay"):
-            can = self.check_options(exchange, routing_key, options)
+            can = self.encoder.check_options(exchange, routing_key, options)
             if ladder.carries(options.get("delay"), can):
                 await self._lay_ladder()
         results: list[Receipt | Exception] = []
@@ -201,7 +201,7 @@ class Outbound:
     ) -> list[Receipt]:
         """In the caller's transaction, so many rows a statement; one by one where hooks or the codec want each."""
         results: list[Receipt | Exception] = []
-        if self.chain is not None or self._codecs_of(options).is_async:
+        if self.chain is not None or self.encoder.codecs_of(options).is_async:
             for payload in payloads:
                 try:
                     results.append(await self.publish(exchange, routing_key, payload, options))
@@ -236,7 +236,7 @@ class Outbound:
     ) -> Iterator[Outgoing | EncodeError]:
         for payload in payloads:
             try:
-                yield self.draft(exchange, routing_key, payload, options)
+                yield self.encoder.encode(exchange, routing_key, payload, options)
             except EncodeError as error:
                 yield error  # it ends this message, and not the batch
 
@@ -360,23 +360,23 @@ class Outbound:
         """Open the span, ask the hooks, and only then encode. What is refused here is counted as refused."""
         draft, telemetry = passing.draft, self._telemetry
         began, trace_headers = time.perf_counter(), dict[str, HeaderValue]()
-        self._check_place(draft.exchange, draft.routing_key)
-        self.check_options(draft.exchange, draft.routing_key, draft.given)
-        draft.complete(self.envelope, self._codecs)
+        check_place(draft.exchange, draft.routing_key)
+        self.encoder.check_options(draft.exchange, draft.routing_key, draft.given)
+        draft.complete(self.encoder.envelope, self.encoder.codecs)
         where = draft.exchange, draft.routing_key
         if telemetry.tracing:
             passing.span, trace_headers = telemetry.draft_span(*where, draft.envelope)
         try:
             await passing.before()
-            climbs = draft.delay and ladder.carries(draft.delay, self._can(draft.exchange, draft.routing_key))
+            climbs = draft.delay and ladder.carries(draft.delay, self.encoder.can(draft.exchange, draft.routing_key))
             options = draft.options_without_envelope() if climbs else draft.options()
-            codecs, encoded = self._codecs_of(options), None
+            codecs, encoded = self.encoder.codecs_of(options), None
             if codecs.is_async:
                 # What is wrong with the rest is found before a store is asked.
-                self._check_place(draft.exchange, draft.routing_key)
-                self.check_options(draft.exchange, draft.routing_key, options)
+                check_place(draft.exchange, draft.routing_key)
+                self.encoder.check_options(draft.exchange, draft.routing_key, options)
                 encoded = await codecs.write_async(draft.payload, options.get("content_type"))
-            outgoing = self.draft(draft.exchange, draft.routing_key, draft.payload, options, encoded)
+            outgoing = self.encoder.encode(draft.exchange, draft.routing_key, draft.payload, options, encoded)
             if outgoing.exchange == SCHEDULE_EXCHANGE:
                 await self._lay_ladder()
         except BaseException as error:
@@ -419,158 +419,6 @@ class Outbound:
             raise
         self.permits.give(taken)
         return results
-
-    # Encoding
-
-    def draft(
-        self,
-        exchange: str,
-        routing_key: str,
-        payload: object,
-        options: PublishOptions | None = None,
-        encoded: tuple[bytes, str] | None = None,
-    ) -> Outgoing:
-        """The message as it will stand on the wire. Refuses bad arguments and what cannot be encoded; no I/O.
-
-        `encoded`: body and content type, where a codec had to be awaited for them.
-        """
-        self._check_place(exchange, routing_key)
-        if options:
-            return self._draft_with(exchange, routing_key, payload, options, encoded)
-        body, content_type = self._codecs.write(payload)
-        identity = new_id()
-        correlation, causation = identity, None
-        handled = CURRENT.get() if self.correlate else None
-        if handled is not None:
-            correlation, causation = handled.correlation_id, handled.id
-        return Outgoing(
-            exchange=exchange,
-            routing_key=routing_key,
-            body=body,
-            headers=write(
-                id=identity,
-                type=routing_key,
-                correlation_id=correlation,
-                causation_id=causation,
-                first_seen_ms=self._now_ms(),
-                origin=self._origin,
-            ),
-            message_id=identity,
-            content_type=content_type,
-        )
-
-    def _check_place(self, exchange: str, routing_key: str) -> None:
-        check_key("routing key", routing_key)
-        if exchange:
-            check_name("exchange", exchange)
-        elif not routing_key:
-            raise ConfigurationError("the queue name is empty; send() names the queue that takes the message")
-
-    def _codecs_of(self, options: PublishOptions | None) -> Codecs:
-        return Codecs.of(options["codec"]) if options and "codec" in options else self._codecs
-
-    def _draft_with(
-        self,
-        exchange: str,
-        routing_key: str,
-        payload: object,
-        options: PublishOptions,
-        encoded: tuple[bytes, str] | None,
-    ) -> Outgoing:
-        can = self.check_options(exchange, routing_key, options)
-        body, content_type = encoded or self._codecs_of(options).write(payload, options.get("content_type"))
-        delay = options.get("delay") or None
-        if delay is not None and ladder.carries(delay, can):
-            now_ms = self._now_ms()
-            due_ms = now_ms + delay // timedelta(milliseconds=1)
-            waiting = ladder.Waiting(exchange, routing_key, due_ms, content_type)
-            return ladder.onward(waiting, body, now_ms=now_ms, origin=self._origin)
-        headers = self._headers_with(routing_key, options)
-        expires_in = options.get("expires_in")
-        if expires_in is not None and not self._transport.capabilities.expiry:
-            headers[h.EXPIRES_AT] = self._now_ms() + expires_in // timedelta(milliseconds=1)
-            expires_in = None
-        return Outgoing(
-            exchange=exchange,
-            routing_key=routing_key,
-            body=body,
-            headers=headers,
-            message_id=str(headers[h.ID]),
-            content_type=content_type,
-            reply_to=options.get("reply_to"),
-            mandatory=options.get("mandatory", True),
-            persistent=options.get("persistent", True),
-            delay=delay,
-            expires_in=expires_in,
-            priority=options.get("priority"),
-            ordering_key=options.get("ordering_key"),
-        )
-
-    def envelope(self, type: str, options: PublishOptions) -> Envelope:
-        """What a publish with these options would carry, `type` unless they name one; for slips, which add to it."""
-        headers = self._headers_with(type, options)
-        return Envelope.from_headers(headers, routing_key=type, message_id=None, now=self._clock.now())
-
-    def _headers_with(self, routing_key: str, options: PublishOptions) -> dict[str, HeaderValue]:
-        envelope = options.get("envelope")
-        if envelope is not None:
-            given = [name for name in SAID_BY_ENVELOPE if name in options]
-            if given:
-                raise ConfigurationError(
-                    f"envelope= says it all: leave out {', '.join(given)}, or use envelope.replace()"
-                )
-            return (envelope if envelope.origin else envelope.replace(origin=self._origin)).to_headers()
-        application = h.check_application(options["headers"]) if "headers" in options else None
-        identity = options.get("message_id") or new_id()
-        correlation, causation = options.get("correlation_id"), options.get("causation_id")
-        handled = CURRENT.get() if self.correlate and correlation is None and causation is None else None
-        if handled is not None:
-            correlation, causation = handled.correlation_id, handled.id
-        return write(
-            id=check_key("message_id", identity),
-            type=check_key("type", options.get("type", routing_key)),
-            version=options.get("version", 1),
-            correlation_id=correlation or identity,
-            causation_id=causation,
-            first_seen_ms=self._now_ms(),
-            origin=self._origin,
-            claim=options.get("claim"),
-            headers=application,
-        )
-
-    def check_options(self, exchange: str, routing_key: str, options: PublishOptions) -> port.Capabilities:
-        """Refuse options that are unknown, bad, or beyond what the target can do; gives that. No I/O."""
-        check_known(options)
-        can = self._can(exchange, routing_key)
-        if options.get("version", 1) < 1:
-            raise ConfigurationError(f"version={options.get('version')} must be 1 or more")
-        priority = options.get("priority")
-        if priority is not None:
-            if not 0 <= priority <= 255:
-                raise ConfigurationError(f"priority={priority} must lie between 0 and 255")
-            if priority >= max(can.priorities, 1) and not (exchange and can.priorities):
-                levels = f"{priority + 1} priority levels"
-                advice = "" if exchange else f"Declare it with .queue({routing_key!r}, priorities={priority + 1})"
-                where = can.transport if exchange else f"queue {routing_key!r} on {can.transport}"
-                raise CapabilityError(where, levels, f"priority={priority}", advice)
-        if "timeout" in options:
-            check_duration("timeout", options["timeout"])
-        if "expires_in" in options:
-            check_duration("expires_in", options["expires_in"])
-        delay = check_duration("delay", options["delay"], zero=True) if "delay" in options else None
-        if ladder.carries(delay, can):
-            ladder.refuse_lost(options, can.transport)
-        elif delay and (can.publish_delay is None or delay > can.publish_delay):
-            raise CapabilityError(can.transport, "delayed publishes of this length", f"delay={delay}")
-        if not options.get("mandatory", True) or can.unroutable != "unknown" or not exchange:
-            return can
-        raise CapabilityError(
-            can.transport, "a word about unroutable messages", "mandatory=True", "Publish with mandatory=False"
-        )
-
-    def _can(self, exchange: str, routing_key: str) -> port.Capabilities:
-        can = self._transport.capabilities_of
-        return can("exchange", exchange) if exchange else can("queue", routing_key)
 
     # One publish
 
@@ -636,9 +484,6 @@ class Outbound:
         loop = self._loop
         if threading.get_ident() != self._thread or loop is None or not loop.is_running():
             raise LoopError(ANOTHER_LOOP)
-
-    def _now_ms(self) -> int:
-        return time.time_ns() // 1_000_000 if self._clock is SYSTEM else to_millis(self._clock.now())
 
     def _sent(self, queue: str) -> None:
         sent = self.sent

@@ -10,11 +10,11 @@ from typing import Any, TypeVar
 from acemq.ack import Ack
 from acemq.clock import Clock
 from acemq.codec import Reader
+from acemq.consuming.moving import GivenBack, Mover
+from acemq.consuming.settling import decide
 from acemq.errors import ClosedError, CodecError
-from acemq.mapping import made_public
 from acemq.message import Message
-from acemq.moving import GivenBack, Mover
-from acemq.settling import decide
+from acemq.public_errors import made_public
 from acemq.transport import Delivery
 
 T_co = TypeVar("T_co", covariant=True)

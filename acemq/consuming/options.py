@@ -9,10 +9,11 @@ from typing import Any, Literal, TypedDict
 
 from acemq.clock import check_duration
 from acemq.codec import AnyCodec
+from acemq.consuming.handling import is_async
 from acemq.errors import CapabilityError, ConfigurationError
-from acemq.handling import is_async
 from acemq.headers import HeaderValue
 from acemq.interceptors import ConsumeInterceptor
+from acemq.keywords import check_keywords
 from acemq.message import Message
 from acemq.retry import RetryPolicy
 from acemq.stores import Idempotency, IdempotencyStore
@@ -24,7 +25,7 @@ MAX_DELIVERIES = 15
 """Comes before `LIMIT_OF_RABBITMQ`."""
 
 LIMIT_OF_RABBITMQ = 20
-"""Deliveries after which a quorum queue of RabbitMQ 4 drops a message (transports.md section 12)."""
+"""Deliveries after which a quorum queue of RabbitMQ 4 drops a message."""
 
 
 class ConsumeOptions(TypedDict, total=False):
@@ -109,11 +110,7 @@ def warn_of_limit(queue: str, options: ConsumeOptions, can: Capabilities) -> Non
 
 def check_options(options: ConsumeOptions, can: Capabilities, prefetch: int) -> int:
     """Refuse bad options of `consume`; gives the prefetch that holds."""
-    unknown = options.keys() - _OPTIONS
-    if unknown:
-        raise TypeError(
-            f"consume() got an unexpected keyword argument {min(unknown)!r}; known: {', '.join(sorted(_OPTIONS))}"
-        )
+    check_keywords("consume", options, _OPTIONS)
     concurrency = options.get("concurrency", 10)
     if concurrency < 1:
         raise ConfigurationError(f"concurrency={concurrency} must be 1 or more")

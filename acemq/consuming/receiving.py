@@ -8,13 +8,13 @@ from datetime import timedelta
 from typing import Any, Generic, Self, TypeVar
 
 from acemq.codec import Reader
-from acemq.consuming import ConsumerState, state_in
+from acemq.consuming.consumer import ConsumerState, state_in
+from acemq.consuming.holding import Holding
+from acemq.consuming.moving import Mover
+from acemq.consuming.pulling import Pulled
 from acemq.errors import ClosedError
-from acemq.holding import Holding
-from acemq.mapping import made_public
-from acemq.moving import Mover
-from acemq.pulling import Pulled
-from acemq.stopping import CLOSING, Drained, Stop, until
+from acemq.public_errors import made_public
+from acemq.stopping import CLOSING, Drained, StopOnce, until
 from acemq.telemetry import CONSUMER_LOST, Diagnostic
 from acemq.transport import Delivery, LostBy, Subscription, SubscriptionState
 
@@ -51,7 +51,7 @@ class Receiving(AsyncIterator[Pulled[T_co]], Generic[T_co]):
         self._drain_timeout, self._ended = drain_timeout, ended
         self._holding = Holding(queue, mover.settle, mover.clock)
         self._subscription: Subscription | None = None
-        self._stop = Stop()
+        self._stop = StopOnce()
 
     @property
     def state(self) -> ConsumerState:

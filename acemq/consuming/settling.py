@@ -1,7 +1,7 @@
 """What becomes of a delivery: one table from what happened to what the broker is told (CONTRACT.md section 2).
 
-`TABLE` is the rule and `decide` finds the row; `acemq.moving` carries it out. The table in the documentation is made
-from the same rows.
+`TABLE` is the rule and `decide` finds the row; `acemq.consuming.moving` carries it out. The table in the documentation
+is made from the same rows.
 """
 
 from __future__ import annotations

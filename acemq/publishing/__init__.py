@@ -1,0 +1,1 @@
+"""Publishing: from a payload to a message that the broker has confirmed."""

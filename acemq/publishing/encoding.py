@@ -1,0 +1,183 @@
+"""From a payload and what is said about it to the message as it stands on the wire. No I/O."""
+
+from __future__ import annotations
+
+import time
+from datetime import timedelta
+
+from acemq import headers as h
+from acemq import ladder
+from acemq.clock import SYSTEM, Clock, check_duration
+from acemq.codec import Codecs
+from acemq.envelope import Envelope, to_millis, write
+from acemq.errors import CapabilityError, ConfigurationError
+from acemq.headers import HeaderValue
+from acemq.ids import new_id
+from acemq.keywords import check_keywords
+from acemq.message import CURRENT
+from acemq.publishing.options import OPTIONS, SAID_BY_ENVELOPE, PublishOptions
+from acemq.topology import check_key, check_name
+from acemq.transport import Capabilities, Outgoing, Transport
+
+
+class Encoder:
+    """Writes the messages of one connection, and refuses what its broker could not do with them."""
+
+    def __init__(self, transport: Transport, *, codecs: Codecs, origin: str, correlate: bool, clock: Clock) -> None:
+        """`correlate`: what a handler publishes belongs to what it handles."""
+        self._transport, self.codecs, self._origin, self._clock = transport, codecs, origin, clock
+        self.correlate = correlate
+
+    def encode(
+        self,
+        exchange: str,
+        routing_key: str,
+        payload: object,
+        options: PublishOptions | None = None,
+        encoded: tuple[bytes, str] | None = None,
+    ) -> Outgoing:
+        """The message as it will stand on the wire. Refuses bad arguments and what cannot be encoded; no I/O.
+
+        `encoded`: body and content type, where a codec had to be awaited for them.
+        """
+        check_place(exchange, routing_key)
+        if options:
+            return self._encode_with(exchange, routing_key, payload, options, encoded)
+        body, content_type = self.codecs.write(payload)
+        identity = new_id()
+        correlation, causation = identity, None
+        handled = CURRENT.get() if self.correlate else None
+        if handled is not None:
+            correlation, causation = handled.correlation_id, handled.id
+        return Outgoing(
+            exchange=exchange,
+            routing_key=routing_key,
+            body=body,
+            headers=write(
+                id=identity,
+                type=routing_key,
+                correlation_id=correlation,
+                causation_id=causation,
+                first_seen_ms=self._now_ms(),
+                origin=self._origin,
+            ),
+            message_id=identity,
+            content_type=content_type,
+        )
+
+    def codecs_of(self, options: PublishOptions | None) -> Codecs:
+        return Codecs.of(options["codec"]) if options and "codec" in options else self.codecs
+
+    def _encode_with(
+        self,
+        exchange: str,
+        routing_key: str,
+        payload: object,
+        options: PublishOptions,
+        encoded: tuple[bytes, str] | None,
+    ) -> Outgoing:
+        can = self.check_options(exchange, routing_key, options)
+        body, content_type = encoded or self.codecs_of(options).write(payload, options.get("content_type"))
+        delay = options.get("delay") or None
+        if delay is not None and ladder.carries(delay, can):
+            now_ms = self._now_ms()
+            due_ms = now_ms + delay // timedelta(milliseconds=1)
+            waiting = ladder.Waiting(exchange, routing_key, due_ms, content_type)
+            return ladder.onward(waiting, body, now_ms=now_ms, origin=self._origin)
+        headers = self._headers_with(routing_key, options)
+        expires_in = options.get("expires_in")
+        if expires_in is not None and not self._transport.capabilities.expiry:
+            headers[h.EXPIRES_AT] = self._now_ms() + expires_in // timedelta(milliseconds=1)
+            expires_in = None
+        return Outgoing(
+            exchange=exchange,
+            routing_key=routing_key,
+            body=body,
+            headers=headers,
+            message_id=str(headers[h.ID]),
+            content_type=content_type,
+            reply_to=options.get("reply_to"),
+            mandatory=options.get("mandatory", True),
+            persistent=options.get("persistent", True),
+            delay=delay,
+            expires_in=expires_in,
+            priority=options.get("priority"),
+            ordering_key=options.get("ordering_key"),
+        )
+
+    def envelope(self, type: str, options: PublishOptions) -> Envelope:
+        """What a publish with these options would carry, `type` unless they name one; for slips, which add to it."""
+        headers = self._headers_with(type, options)
+        return Envelope.from_headers(headers, routing_key=type, message_id=None, now=self._clock.now())
+
+    def _headers_with(self, routing_key: str, options: PublishOptions) -> dict[str, HeaderValue]:
+        envelope = options.get("envelope")
+        if envelope is not None:
+            given = [name for name in SAID_BY_ENVELOPE if name in options]
+            if given:
+                raise ConfigurationError(
+                    f"envelope= says it all: leave out {', '.join(given)}, or use envelope.replace()"
+                )
+            return (envelope if envelope.origin else envelope.replace(origin=self._origin)).to_headers()
+        application = h.check_application(options["headers"]) if "headers" in options else None
+        identity = options.get("message_id") or new_id()
+        correlation, causation = options.get("correlation_id"), options.get("causation_id")
+        handled = CURRENT.get() if self.correlate and correlation is None and causation is None else None
+        if handled is not None:
+            correlation, causation = handled.correlation_id, handled.id
+        return write(
+            id=check_key("message_id", identity),
+            type=check_key("type", options.get("type", routing_key)),
+            version=options.get("version", 1),
+            correlation_id=correlation or identity,
+            causation_id=causation,
+            first_seen_ms=self._now_ms(),
+            origin=self._origin,
+            claim=options.get("claim"),
+            headers=application,
+        )
+
+    def check_options(self, exchange: str, routing_key: str, options: PublishOptions) -> Capabilities:
+        """Refuse options that are unknown, bad, or beyond what the target can do; gives that. No I/O."""
+        check_keywords("publish", options, OPTIONS)
+        can = self.can(exchange, routing_key)
+        if options.get("version", 1) < 1:
+            raise ConfigurationError(f"version={options.get('version')} must be 1 or more")
+        priority = options.get("priority")
+        if priority is not None:
+            if not 0 <= priority <= 255:
+                raise ConfigurationError(f"priority={priority} must lie between 0 and 255")
+            if priority >= max(can.priorities, 1) and not (exchange and can.priorities):
+                levels = f"{priority + 1} priority levels"
+                advice = "" if exchange else f"Declare it with .queue({routing_key!r}, priorities={priority + 1})"
+                where = can.transport if exchange else f"queue {routing_key!r} on {can.transport}"
+                raise CapabilityError(where, levels, f"priority={priority}", advice)
+        if "timeout" in options:
+            check_duration("timeout", options["timeout"])
+        if "expires_in" in options:
+            check_duration("expires_in", options["expires_in"])
+        delay = check_duration("delay", options["delay"], zero=True) if "delay" in options else None
+        if ladder.carries(delay, can):
+            ladder.refuse_lost(options, can.transport)
+        elif delay and (can.publish_delay is None or delay > can.publish_delay):
+            raise CapabilityError(can.transport, "delayed publishes of this length", f"delay={delay}")
+        if not options.get("mandatory", True) or can.unroutable != "unknown" or not exchange:
+            return can
+        raise CapabilityError(
+            can.transport, "a word about unroutable messages", "mandatory=True", "Publish with mandatory=False"
+        )
+
+    def can(self, exchange: str, routing_key: str) -> Capabilities:
+        can = self._transport.capabilities_of
+        return can("exchange", exchange) if exchange else can("queue", routing_key)
+
+    def _now_ms(self) -> int:
+        return time.time_ns() // 1_000_000 if self._clock is SYSTEM else to_millis(self._clock.now())
+
+
+def check_place(exchange: str, routing_key: str) -> None:
+    check_key("routing key", routing_key)
+    if exchange:
+        check_name("exchange", exchange)
+    elif not routing_key:
+        raise ConfigurationError("the queue name is empty; send() names the queue that takes the message")
