@@ -7,7 +7,7 @@ import functools
 import logging
 import socket
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import Any, Self, TypeVar, Unpack
@@ -21,6 +21,7 @@ from acemq.connect_options import ConnectOptions, check_connect
 from acemq.consuming import private
 from acemq.consuming.batching import Batch, BatchConsumer, BatchHandler, check_batches
 from acemq.consuming.consumer import Consumer
+from acemq.consuming.early import Early
 from acemq.consuming.groups import ConsumerGroup, check_size
 from acemq.consuming.handling import Call, check_handler
 from acemq.consuming.leasing import Leases
@@ -56,6 +57,7 @@ from acemq.stopping import Drained, StopOnce, until
 from acemq.stores import Idempotency
 from acemq.telemetry import CONNECTION_LOST, CONNECTION_RECOVERED, Diagnostic, Gauges, Reading, Reporter, Telemetry
 from acemq.topology import (
+    CONTROL,
     SCHEDULE,
     Topology,
     TopologyMode,
@@ -66,7 +68,7 @@ from acemq.topology import (
     parked_of,
     rungs,
 )
-from acemq.transport import Adviser, ApplyMode, Capabilities, Depth, Kind, Phase, Transport, TransportState
+from acemq.transport import Adviser, ApplyMode, Capabilities, Delivery, Depth, Kind, Phase, Transport, TransportState
 
 log = logging.getLogger("acemq")
 
@@ -360,13 +362,25 @@ class Connection:
             raise ConfigurationError(f"most={most} must lie between 1 and {_PULL_MOST}")
         reader = Reader(Codecs.of(codec) if codec else self.codecs, payload)
         with made_public():
-            deliveries = await self.transport.pull(queue, most=most, wait=wait)
+            deliveries = await self._pull(queue, most, wait)
         if self._leases is not None:
             self._leases.keep(deliveries)
         pulled = [Pulled(delivery, reader, self._pulled, self.clock) for delivery in deliveries]
         if reader.is_async:
             await fetch(pulled)
         return pulled
+
+    async def _pull(self, queue: str, most: int, wait: timedelta) -> Sequence[Delivery]:
+        """What there is, without what comes too early, which is put back."""
+        early, end = Early.of(self._pulled, queue), self.clock.monotonic() + wait.total_seconds()
+        if early is None:
+            return await self.transport.pull(queue, most=most, wait=wait)
+        while deliveries := await self.transport.pull(queue, most=most, wait=wait):
+            if due := early.sift(deliveries):
+                return due
+            await asyncio.sleep(0)  # what is early leaves first
+            wait = timedelta(seconds=max(end - self.clock.monotonic(), 0))
+        return ()
 
     # Topology
 
@@ -620,11 +634,11 @@ class Connection:
         self._endings.append(ending)
 
     async def lay_ladder(self) -> None:
-        """See to the queues over which delayed messages go where the broker cannot delay; once."""
+        """See to the queues over which messages go that are delayed by more than the broker can; once."""
         if not self._has_ladder:
             async with self._laying:
                 if not self._has_ladder:
-                    await self.provide(SCHEDULE)
+                    await self.provide(SCHEDULE if self.capabilities.dead_letter_routes else CONTROL)
                     self._has_ladder = True
 
     async def provide(self, topology: Topology) -> None:

@@ -36,6 +36,8 @@ ROUTE_POSITION = "x-acemq-route-position"
 ROUTE_ID = "x-acemq-route-id"
 
 EXPIRES_AT = "x-acemq-expires-at"
+DUE_AT = "x-acemq-due-at"
+"""Milliseconds of the epoch, as the one before; a consumer that gets it earlier puts it back."""
 
 FAILED_QUEUE = "x-acemq-failed-queue"
 FAILED_AT = "x-acemq-failed-at"

@@ -7,35 +7,23 @@ the control queue, in whatever language, moves the messages on; `acemq.patterns.
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import TYPE_CHECKING
 
 import msgspec
 
 from acemq import headers as h
 from acemq.envelope import write
-from acemq.errors import CapabilityError
 from acemq.headers import Headers, HeaderValue
 from acemq.ids import new_id
 from acemq.topology import SCHEDULE, SCHEDULE_EXCHANGE
-from acemq.transport import Capabilities, Outgoing
-
-if TYPE_CHECKING:
-    from acemq.publishing.options import PublishOptions
+from acemq.transport import Outgoing
 
 TYPE = "ScheduledMessage"
 """The envelope type of every copy on the way, and of the delivery."""
 
 _MILLISECOND = timedelta(milliseconds=1)
-_ON_ITS_WAY = "application/octet-stream"
+ON_ITS_WAY = "application/octet-stream"
+"""The content type of what is not there yet."""
 _IF_NOT_SAID = "application/json"
-
-NOT_CARRIED = frozenset(
-    {
-        *("headers", "message_id", "type", "version", "correlation_id", "causation_id", "claim", "envelope"),
-        *("priority", "expires_in", "reply_to", "ordering_key"),
-    }
-)
-"""Options of a publish that the delivery would not show: it has an envelope of its own."""
 
 
 class Rung(msgspec.Struct, frozen=True):
@@ -80,29 +68,6 @@ def _text(value: object) -> str | None:
     return value if isinstance(value, str) else None
 
 
-def carries(delay: timedelta | None, can: Capabilities) -> bool:
-    """Whether a publish to what can do this is delayed by the ladder."""
-    if not delay or not can.dead_letter_routes:
-        return False
-    return can.publish_delay is None or delay > can.publish_delay
-
-
-def refuse_lost(options: PublishOptions, transport: str) -> None:
-    """Refuse what the ladder would not bring to its end."""
-    lost = options.keys() & NOT_CARRIED
-    if not options.get("mandatory", True):
-        lost.add("mandatory")
-    if not options.get("persistent", True):
-        lost.add("persistent")
-    if lost:
-        raise CapabilityError(
-            transport,
-            "a delayed publish that keeps its envelope and options",
-            f"{min(lost)}= together with delay=",
-            "Put what the consumer has to know into the payload",
-        )
-
-
 def rung_for(remaining_ms: int) -> Rung | None:
     """The longest that is not too long; `None`: it is due, within a second."""
     for rung in RUNGS:
@@ -134,5 +99,5 @@ def onward(waiting: Waiting, body: bytes, *, now_ms: int, origin: str) -> Outgoi
         body=body,
         headers=headers,
         message_id=identity,
-        content_type=waiting.content_type if rung is None else _ON_ITS_WAY,
+        content_type=waiting.content_type if rung is None else ON_ITS_WAY,
     )

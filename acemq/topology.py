@@ -409,6 +409,8 @@ def _schedule() -> Topology:
 
 
 SCHEDULE = _schedule()
+CONTROL = Topology(queues=SCHEDULE.queues[-1:])
+"""All that is needed of it where the broker delays by itself, only not for long enough."""
 LIBRARY = Topology(exchanges=(Exchange(DEAD_LETTER_EXCHANGE), Exchange(RETRY_EXCHANGE))) | SCHEDULE
 """All that may have a name beginning with `acemq.`."""
 

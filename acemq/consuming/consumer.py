@@ -20,6 +20,7 @@ from acemq import headers as h
 from acemq.ack import ACCEPT, Ack, Verdict
 from acemq.codec import Reader
 from acemq.consuming.claiming import Claims
+from acemq.consuming.early import Early
 from acemq.consuming.handling import Call, in_time
 from acemq.consuming.holding import Holding
 from acemq.consuming.moving import GivenBack, Mover
@@ -117,9 +118,9 @@ class Consumer:
         self._lapsed: set[Delivery] = set()
         """Those of them whose lease was lost: their handlers are cancelled."""
         self._suspects = Suspects(
-            options.get("max_deliveries", MAX_DELIVERIES),
-            rewrites=mover.transport.capabilities_of("queue", queue).requeue_rewrites,
+            options.get("max_deliveries", MAX_DELIVERIES), mover.transport.capabilities_of("queue", queue)
         )
+        self._early = Early.of(mover, queue)
         self._moving: dict[asyncio.Task[bool], Delivery] = {}
         self._settled = 0
         self._given_back = 0
@@ -193,6 +194,8 @@ class Consumer:
 
     def deliver(self, batch: Sequence[Delivery], /) -> None:
         self.fetched_at = self._clock.monotonic()
+        if self._early is not None:
+            batch = self._early.sift(batch)
         if self.mover.leases is not None:
             self.mover.leases.keep(batch, self.lost)
         self._holding.add(batch)
@@ -640,6 +643,8 @@ class Consumer:
                 self.mover.leases.let_go_of(self.lost)
             if self.claims is not None:
                 await self.claims.at_rest()
+            if self._early is not None:
+                await until(end, self._early.at_rest())
             if subscription is not None:
                 await until(max(end, time.monotonic()) + CLOSING, subscription.close())
             self._ended(self)

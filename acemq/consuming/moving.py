@@ -13,6 +13,7 @@ from typing import Literal
 from msgspec.structs import replace
 from opentelemetry import trace
 
+from acemq import delays
 from acemq import headers as h
 from acemq import transport as port
 from acemq.clock import Clock
@@ -86,7 +87,7 @@ _REWRITTEN = frozenset(
         *(h.ID, h.TYPE, h.VERSION, h.CORRELATION, h.CAUSATION, h.ATTEMPT, h.FIRST_SEEN, h.ORIGIN, h.ERROR, h.CLAIM),
         *(h.ROUTE, h.ROUTE_POSITION, h.ROUTE_ID),
         *h.FORENSICS,
-        h.DELIVERY_COUNT,
+        *(h.DELIVERY_COUNT, h.DUE_AT),
     }
 )
 
@@ -173,11 +174,17 @@ class Mover:
 
     async def accept_all(self, deliveries: Collection[Delivery]) -> None:
         """The same for many, in one call."""
-        settled = await self.settle([Settlement(delivery, Verb.ACCEPT) for delivery in deliveries])
+        settled = await self.settle_counted([Settlement(delivery, Verb.ACCEPT) for delivery in deliveries])
         for each, delivery in zip(settled, deliveries, strict=True):
-            if self.telemetry.metering:
-                self.telemetry.settled(delivery.queue, Verb.ACCEPT, each)
             self._held(each, delivery)
+
+    async def settle_counted(self, batch: Sequence[Settlement]) -> Sequence[Settled]:
+        """What needs no copy, in one call."""
+        settled = await self.settle(batch)
+        if self.telemetry.metering:
+            for each, settlement in zip(settled, batch, strict=True):
+                self.telemetry.settled(settlement.delivery.queue, settlement.verb, each)
+        return settled
 
     async def settle(self, batch: Sequence[Settlement]) -> Sequence[Settled]:
         """What needs neither a copy nor a count."""
@@ -232,13 +239,15 @@ class Mover:
         copy = self._copy(decision, delivery, envelope)
         policy = decision.policy or self.policy
         delay = policy.jittered(decision.delay) if decision.row.case is Case.RETRY else decision.delay
-        rewrites = decision.row.attempt == "unchanged" or can.requeue_rewrites
-        if can.requeue_delay is not None and delay <= can.requeue_delay and rewrites:
-            headers = copy.headers if can.requeue_rewrites else None
-            settled = await self._settle(Settlement(delivery, Verb.REQUEUE, delay, headers))
+        now_ms, stays = to_millis(self.clock.now()), decision.row.attempt == "unchanged"
+        if can.requeue_delay is not None and (can.requeue_rewrites or (stays and delay <= can.requeue_delay)):
+            headers, first = delays.first_leg(copy.headers, delay, can.requeue_delay, now_ms)
+            again = Settlement(delivery, Verb.REQUEUE, first, headers if can.requeue_rewrites else None)
+            settled = await self._settle(again)
             return _ended(decision, envelope, delivery.queue, delay), self._held(settled, delivery)
-        if delay and can.publish_delay is not None and delay <= can.publish_delay:
-            return await self._move(decision, delivery, replace(copy, delay=delay), delay)
+        if delay and can.publish_delay and (delay <= can.publish_delay or can.requeue_delay):
+            headers, first = delays.first_leg(copy.headers, delay, can.publish_delay, now_ms)
+            return await self._move(decision, delivery, replace(copy, headers=headers, delay=first), delay)
         if decision.rung and can.dead_letter_routes and has_rung(decision.delay):
             # Exact, never jittered: the wait names a queue.
             through_rung = await self._through_rung(decision, delivery, copy)

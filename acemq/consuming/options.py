@@ -77,10 +77,11 @@ _OPTIONS = frozenset(ConsumeOptions.__annotations__)
 
 def check_policy(policy: RetryPolicy, can: Capabilities) -> None:
     """Refuse waits that would have to be spent in the consumer for longer than the broker lets a delivery be held."""
-    if can.requeue_rewrites or can.publish_delay is not None or can.hold_limit is None:
+    if can.requeue_rewrites or can.hold_limit is None or (can.publish_delay and can.requeue_delay):
         return
     rungs = policy.rungs() if can.dead_letter_routes else ()
-    too_long = [wait for wait in policy.schedule() if wait not in rungs and wait > can.hold_limit * 0.9]
+    most = max(can.hold_limit * 0.9, can.publish_delay or timedelta())
+    too_long = [wait for wait in policy.schedule() if wait not in rungs and wait > most]
     if too_long:
         raise CapabilityError(
             can.transport,

@@ -9,6 +9,7 @@ from typing import Any, Generic, Self, TypeVar
 
 from acemq.codec import Reader
 from acemq.consuming.consumer import ConsumerState, state_in
+from acemq.consuming.early import Early
 from acemq.consuming.holding import Holding
 from acemq.consuming.moving import Mover
 from acemq.consuming.pulling import Pulled
@@ -50,6 +51,7 @@ class Receiving(AsyncIterator[Pulled[T_co]], Generic[T_co]):
         self._reader, self._prefetch = reader, prefetch
         self._drain_timeout, self._ended = drain_timeout, ended
         self._holding = Holding(queue, mover.settle, mover.clock)
+        self._early = Early.of(mover, queue)
         self._subscription: Subscription | None = None
         self._stop = StopOnce()
 
@@ -132,6 +134,8 @@ class Receiving(AsyncIterator[Pulled[T_co]], Generic[T_co]):
 
     def deliver(self, batch: Sequence[Delivery], /) -> None:
         self.fetched_at = self.mover.clock.monotonic()
+        if self._early is not None:
+            batch = self._early.sift(batch)
         if self.mover.leases is not None:
             self.mover.leases.keep(batch, self.lost)
         self._holding.add(batch)
@@ -163,6 +167,8 @@ class Receiving(AsyncIterator[Pulled[T_co]], Generic[T_co]):
             if subscription is not None:
                 await until(end, subscription.stop())
             finished = await until(end, self.mover.at_rest())
+            if self._early is not None:
+                await until(end, self._early.at_rest())
         finally:
             self._holding.ready.clear()
             if self.mover.leases is not None:

@@ -10,7 +10,8 @@ from collections import deque
 
 from acemq import headers as h
 from acemq.consuming.options import MAX_DELIVERIES
-from acemq.transport import Delivery
+from acemq.delays import put_backs
+from acemq.transport import Capabilities, Delivery
 
 _REMEMBERED = 100
 """Suspects whose release is known; with more of them at once, one is given up a few deliveries later."""
@@ -22,13 +23,12 @@ _SUSPECT_AFTER = 2
 class Suspects:
     """Those of one consumer."""
 
-    def __init__(self, max_deliveries: int | None, *, rewrites: bool) -> None:
-        """`rewrites`: a retry is the same delivery put back with another attempt, and is counted with the others."""
-        self.most = max_deliveries
+    def __init__(self, max_deliveries: int | None, can: Capabilities) -> None:
+        """`can`: of the queue."""
+        self.most, self._can = max_deliveries, can
         self.alone: Delivery | None = None
         """What is handled with nothing beside it."""
         self._after = max(min(_SUSPECT_AFTER, (max_deliveries or MAX_DELIVERIES) - 1), 1)
-        self._rewrites = rewrites
         self._has_begun = False
         """Whether a delivery was started since the subscription was last made."""
         self._foremost: Delivery | None = None
@@ -70,6 +70,7 @@ class Suspects:
         self._foremost = None
 
     def _unanswered(self, delivery: Delivery) -> int:
-        """How often it was delivered, this time included, without counting those that ended in a retry."""
-        told = (h.integer(delivery.headers.get(h.ATTEMPT)) or 1) - 1 if self._rewrites else 0
-        return (delivery.deliveries or 0) - told
+        """How often it was delivered, this time included, without counting what ended in a retry or came too early."""
+        # Where a retry is the same delivery put back with another attempt, it is counted with the others.
+        told = (h.integer(delivery.headers.get(h.ATTEMPT)) or 1) - 1 if self._can.requeue_rewrites else 0
+        return (delivery.deliveries or 0) - told - put_backs(delivery.headers, self._can)

@@ -1,4 +1,4 @@
-"""Delivers messages later: by the broker's own delay, or over the ladder that stands in for it on RabbitMQ."""
+"""Delivers messages later: by the broker's own delay, by hops of it, or over the ladder that stands in on RabbitMQ."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ from typing import TypedDict, Unpack, cast
 
 import msgspec
 
-from acemq import ladder
+from acemq import delays, ladder
 from acemq.ack import Ack
 from acemq.clock import check_duration
 from acemq.codec import AnyCodec
 from acemq.connection import Connection
 from acemq.consuming.consumer import Consumer
 from acemq.consuming.private import AGAIN
+from acemq.delays import Way
 from acemq.envelope import Envelope, to_millis
 from acemq.errors import CapabilityError, ClosedError, ConfigurationError
 from acemq.headers import HeaderValue
@@ -26,7 +27,7 @@ from acemq.publishing.options import PublishOptions
 from acemq.stopping import Drained
 from acemq.telemetry import MOVE_FAILED, SCHEDULE_FOREIGN, Diagnostic
 from acemq.topology import SCHEDULE_QUEUE
-from acemq.transport import Outgoing, Published, PublishResult
+from acemq.transport import FOREVER, Outgoing, Published, PublishResult
 
 FURTHEST = timedelta(days=366)
 """8,784 hops of an hour."""
@@ -90,6 +91,8 @@ class Scheduler:
             raise CapabilityError(can.transport, "delayed publishes, or queues that can stand in for them", "delay=")
         self.counters = SchedulerCounters()
         self._connection, self._has_ladder = connection, can.publish_delay is None
+        self._moves_on = can.publish_delay != FOREVER
+        """Whether there is a control queue, and something to do with what comes from it."""
         self._consumer: Consumer | None = None
         self._failing: dict[tuple[str, str], None] = {}
         self._is_closed = False
@@ -98,7 +101,7 @@ class Scheduler:
         return Opening("scheduler", self._open, lambda opened: opened.close())
 
     async def _open(self) -> Scheduler:
-        if self._has_ladder:
+        if self._moves_on:
             await self._connection.lay_ladder()
             self._consumer = await self._connection.private(
                 SCHEDULE_QUEUE, self._move, prefetch=PREFETCH, concurrency=PREFETCH
@@ -150,18 +153,29 @@ class Scheduler:
             )
         if delay < _NOTHING:
             delay, due = _NOTHING, now
-        millis = delay // _MILLISECOND
         # By the ladder's rules also where nothing is waited for, so that every delivery looks alike.
         wait = delay or timedelta.resolution if self._has_ladder else delay
         given = cast("PublishOptions", {**options, "delay": wait})
         await self._connection.outbound.publish(exchange, routing_key, payload, given)
         self.counters.scheduled += 1
         self._connection.telemetry.scheduled("scheduled")
-        hops = None
+        return Scheduled(due, self._first_step(exchange, routing_key, delay))
+
+    def _first_step(self, exchange: str, routing_key: str, delay: timedelta) -> int | None:
+        """Count what scheduling has done; how many hops there will be, this one included."""
         if self._has_ladder:
-            hops = ladder.hops(millis)
+            hops = ladder.hops(delay // _MILLISECOND)
             self._count_step("hopped" if hops else "delivered")
-        return Scheduled(due, hops)
+            return hops
+        if self._connection.outbound.encoder.way(exchange, routing_key, delay) is not Way.HOPS:
+            return None
+        self._count_step("hopped")
+        return -(-delay // self._longest)
+
+    @property
+    def _longest(self) -> timedelta:
+        """For so long the control queue delays, where there is no ladder."""
+        return self._connection.transport.capabilities_of("queue", SCHEDULE_QUEUE).publish_delay or _MILLISECOND
 
     # Moving on
 
@@ -170,16 +184,19 @@ class Scheduler:
         if waiting is None:
             self._drop(message)
             return None
-        clock, origin = self._connection.clock, self._connection.origin
-        now_ms = to_millis(clock.now())
-        copy = ladder.onward(waiting, message.body, now_ms=now_ms, origin=origin)
+        now_ms = to_millis(self._connection.clock.now())
+        if self._has_ladder:
+            copy = ladder.onward(waiting, message.body, now_ms=now_ms, origin=self._connection.origin)
+        else:
+            copy = delays.next_hop(waiting, message.delivery, now_ms=now_ms, longest=self._longest)
         result = await self._connection.outbound.move(copy)
         if result.outcome is not Published.ROUTED:
             self._keep(message, copy, result)
-            return Ack.retry(str(result.error), delay=AGAIN)
+            # An attempt more is nothing to a message that gets another envelope; one that keeps its own has had none.
+            return Ack.retry(str(result.error), delay=AGAIN) if self._has_ladder else Ack.in_progress(AGAIN)
         # Confirmed first, and accepted when this returns: a crash in between delivers twice, never loses.
         self._failing.pop((copy.exchange, copy.routing_key), None)
-        self._count_step("hopped" if ladder.rung_for(waiting.due_ms - now_ms) else "delivered")
+        self._count_step("hopped" if delays.is_on_its_way(copy) else "delivered")
         return None
 
     def _count_step(self, outcome: str) -> None:

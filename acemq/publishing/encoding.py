@@ -5,19 +5,22 @@ from __future__ import annotations
 import time
 from datetime import timedelta
 
+from acemq import delays, ladder
 from acemq import headers as h
-from acemq import ladder
 from acemq.clock import SYSTEM, Clock, check_duration
 from acemq.codec import Codecs
+from acemq.delays import Way
 from acemq.envelope import Envelope, to_millis, write
 from acemq.errors import CapabilityError, ConfigurationError
-from acemq.headers import HeaderValue
+from acemq.headers import Headers, HeaderValue
 from acemq.ids import new_id
 from acemq.keywords import check_keywords
 from acemq.message import CURRENT
 from acemq.publishing.options import OPTIONS, SAID_BY_ENVELOPE, PublishOptions
-from acemq.topology import check_key, check_name
+from acemq.topology import SCHEDULE_QUEUE, check_key, check_name
 from acemq.transport import Capabilities, Outgoing, Transport
+
+_MILLISECOND = timedelta(milliseconds=1)
 
 
 class Encoder:
@@ -76,25 +79,28 @@ class Encoder:
         options: PublishOptions,
         encoded: tuple[bytes, str] | None,
     ) -> Outgoing:
-        can = self.check_options(exchange, routing_key, options)
+        way = self.check_options(exchange, routing_key, options)
         body, content_type = encoded or self.codecs_of(options).write(payload, options.get("content_type"))
         delay = options.get("delay") or None
-        if delay is not None and ladder.carries(delay, can):
+        if way is Way.LADDER:
             now_ms = self._now_ms()
-            due_ms = now_ms + delay // timedelta(milliseconds=1)
-            waiting = ladder.Waiting(exchange, routing_key, due_ms, content_type)
+            waiting = self._waiting(exchange, routing_key, options, now_ms, content_type)
             return ladder.onward(waiting, body, now_ms=now_ms, origin=self._origin)
-        headers = self._headers_with(routing_key, options)
+        headers: Headers = self._headers_with(routing_key, options)
+        identity = str(headers[h.ID])
         expires_in = options.get("expires_in")
-        if expires_in is not None and not self._transport.capabilities.expiry:
-            headers[h.EXPIRES_AT] = self._now_ms() + expires_in // timedelta(milliseconds=1)
+        if expires_in is not None and (way is Way.HOPS or not self._transport.capabilities.expiry):
+            headers = {**headers, h.EXPIRES_AT: self._now_ms() + expires_in // _MILLISECOND}
             expires_in = None
-        return Outgoing(
+        if way is Way.PUT_BACK and delay is not None:
+            longest = self.can(exchange, routing_key).publish_delay or timedelta()
+            headers, delay = delays.first_leg(headers, delay, longest, self._now_ms())
+        outgoing = Outgoing(
             exchange=exchange,
             routing_key=routing_key,
             body=body,
             headers=headers,
-            message_id=str(headers[h.ID]),
+            message_id=identity,
             content_type=content_type,
             reply_to=options.get("reply_to"),
             mandatory=options.get("mandatory", True),
@@ -104,6 +110,17 @@ class Encoder:
             priority=options.get("priority"),
             ordering_key=options.get("ordering_key"),
         )
+        if way is Way.HOPS:
+            now_ms, longest = self._now_ms(), self._control().publish_delay or timedelta()
+            waiting = self._waiting(exchange, routing_key, options, now_ms, content_type)
+            return delays.first_hop(waiting, outgoing, now_ms=now_ms, longest=longest)
+        return outgoing
+
+    def _waiting(
+        self, exchange: str, routing_key: str, options: PublishOptions, now_ms: int, content_type: str
+    ) -> ladder.Waiting:
+        due_ms = now_ms + options.get("delay", timedelta()) // _MILLISECOND
+        return ladder.Waiting(exchange, routing_key, due_ms, content_type)
 
     def envelope(self, type: str, options: PublishOptions) -> Envelope:
         """What a publish with these options would carry, `type` unless they name one; for slips, which add to it."""
@@ -137,8 +154,11 @@ class Encoder:
             headers=application,
         )
 
-    def check_options(self, exchange: str, routing_key: str, options: PublishOptions) -> Capabilities:
-        """Refuse options that are unknown, bad, or beyond what the target can do; gives that. No I/O."""
+    def check_options(self, exchange: str, routing_key: str, options: PublishOptions) -> Way:
+        """Refuse options that are unknown, bad, or beyond what the target can do; gives how its delay is waited out.
+
+        No I/O.
+        """
         check_keywords("publish", options, OPTIONS)
         can = self.can(exchange, routing_key)
         if options.get("version", 1) < 1:
@@ -157,15 +177,25 @@ class Encoder:
         if "expires_in" in options:
             check_duration("expires_in", options["expires_in"])
         delay = check_duration("delay", options["delay"], zero=True) if "delay" in options else None
-        if ladder.carries(delay, can):
-            ladder.refuse_lost(options, can.transport)
-        elif delay and (can.publish_delay is None or delay > can.publish_delay):
+        way = delays.way(exchange, delay, can, self._control) if delay else Way.NATIVE
+        if way is None:
             raise CapabilityError(can.transport, "delayed publishes of this length", f"delay={delay}")
+        if way is not Way.NATIVE:
+            delays.refuse_lost(way, options, can.transport)
         if not options.get("mandatory", True) or can.unroutable != "unknown" or not exchange:
-            return can
+            return way
         raise CapabilityError(
             can.transport, "a word about unroutable messages", "mandatory=True", "Publish with mandatory=False"
         )
+
+    def way(self, exchange: str, routing_key: str, delay: timedelta | None) -> Way | None:
+        """How such a delay is waited out; `None`: nothing waits for so long. No I/O."""
+        if not delay:
+            return Way.NATIVE
+        return delays.way(exchange, delay, self.can(exchange, routing_key), self._control)
+
+    def _control(self) -> Capabilities:
+        return self.can("", SCHEDULE_QUEUE)
 
     def can(self, exchange: str, routing_key: str) -> Capabilities:
         can = self._transport.capabilities_of

@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING
 import msgspec
 from opentelemetry.trace import Span
 
+from acemq import delays
 from acemq import headers as h
-from acemq import ladder
 from acemq import transport as port
 from acemq.clock import SYSTEM, Clock, check_duration
 from acemq.codec import Codecs
+from acemq.delays import Way
 from acemq.errors import (
     AcemqError,
     BatchPublishError,
@@ -38,7 +39,6 @@ from acemq.publishing.options import PublishOptions
 from acemq.publishing.passing import Passing
 from acemq.publishing.permits import Permits
 from acemq.telemetry import Telemetry, end_span
-from acemq.topology import SCHEDULE_EXCHANGE
 from acemq.transport import Outgoing, Published, PublishResult, Transport
 
 if TYPE_CHECKING:
@@ -132,7 +132,7 @@ class Outbound:
             draft = draft_of(exchange, routing_key, payload, options)
             return await self._publish_draft(draft, within, own, transaction)
         outgoing = self.encoder.encode(exchange, routing_key, payload, options)
-        if outgoing.exchange == SCHEDULE_EXCHANGE:
+        if options and "delay" in options and delays.is_on_its_way(outgoing):
             await self._lay_ladder()
         telemetry = self._telemetry
         span = self._open_span(outgoing) if telemetry.tracing else None
@@ -170,8 +170,8 @@ class Outbound:
                 (draft_of(exchange, routing_key, payload, options) for payload in payloads), within
             )
         if options and options.get("delay"):
-            can = self.encoder.check_options(exchange, routing_key, options)
-            if ladder.carries(options.get("delay"), can):
+            way = self.encoder.check_options(exchange, routing_key, options)
+            if way in (Way.LADDER, Way.HOPS):
                 await self._lay_ladder()
         results: list[Receipt | Exception] = []
         drafts = self._drafts(exchange, routing_key, payloads, options)
@@ -368,7 +368,7 @@ class Outbound:
             passing.span, trace_headers = telemetry.draft_span(*where, draft.envelope)
         try:
             await passing.before()
-            climbs = draft.delay and ladder.carries(draft.delay, self.encoder.can(draft.exchange, draft.routing_key))
+            climbs = self.encoder.way(draft.exchange, draft.routing_key, draft.delay) is Way.LADDER
             options = draft.options_without_envelope() if climbs else draft.options()
             codecs, encoded = self.encoder.codecs_of(options), None
             if codecs.is_async:
@@ -377,7 +377,7 @@ class Outbound:
                 self.encoder.check_options(draft.exchange, draft.routing_key, options)
                 encoded = await codecs.write_async(draft.payload, options.get("content_type"))
             outgoing = self.encoder.encode(draft.exchange, draft.routing_key, draft.payload, options, encoded)
-            if outgoing.exchange == SCHEDULE_EXCHANGE:
+            if "delay" in options and delays.is_on_its_way(outgoing):
                 await self._lay_ladder()
         except BaseException as error:
             if telemetry.metering:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from datetime import timedelta
 
+from msgspec.structs import replace
+
 import acemq
 from acemq.testing.conformance.memory import MemoryConformance
 from acemq.transports.memory import Profile
@@ -30,3 +32,36 @@ class TestLikeRabbitMQ(OnMemory):
 class TestBare(OnMemory):
     label = "memory, bare"
     profile = Profile.BARE
+
+
+class TestOfShortDelays(OnMemory):
+    """What waits longer is put back until it is due, or hops; exchanges do not delay at all."""
+
+    label = "memory, of short delays"
+    profile = replace(
+        Profile.FULL,
+        name="SHORT",
+        capabilities=replace(
+            Profile.FULL.capabilities,
+            publish_delay=timedelta(minutes=6),
+            requeue_delay=timedelta(minutes=7),
+            requeue_rewrites=False,
+        ),
+        of_exchanges={"publish_delay": None},
+    )
+
+
+class TestOfShortPublishDelays(OnMemory):
+    """Nothing can be put back for a while: whatever waits longer hops."""
+
+    label = "memory, of short publish delays"
+    profile = replace(
+        Profile.FULL,
+        name="SHORT TO PUBLISH",
+        capabilities=replace(
+            Profile.FULL.capabilities,
+            publish_delay=timedelta(minutes=6),
+            requeue_delay=None,
+            requeue_rewrites=False,
+        ),
+    )

@@ -21,6 +21,8 @@ class Row(msgspec.Struct, frozen=True):
     cell: Callable[[Facts], str] = lambda _: "yes"
     needs: str = ""
     """The capability without which the cell is "no", as C-120 shows."""
+    instead: str = ""
+    """Another capability, by which the engine does it all the same."""
     about: tuple[str, ...] = ()
     """Other capabilities that the cell tells of."""
 
@@ -40,6 +42,13 @@ def _length(seconds: object) -> str:
         if seconds >= size and seconds % size == 0:
             return f"{seconds / size:g} {unit}"
     return f"{seconds:g} s"
+
+
+def _delayed_send(facts: Facts) -> str:
+    longest = facts["publish_delay"]
+    if not longest:
+        return "any, over the ladder"
+    return _length(longest) if longest == "any" else f"any, {_length(longest)} at a time"
 
 
 def _size(count: int) -> str:
@@ -72,9 +81,10 @@ ROWS: tuple[Row, ...] = (
     ),
     Row(
         "longest delayed send",
-        ("C-089", "C-091"),
-        lambda facts: _length(facts["publish_delay"]),
+        ("C-089", "C-091", "C-124"),
+        _delayed_send,
         needs="publish_delay",
+        instead="dead_letter_routes",
     ),
     Row(
         "longest delayed requeue",
@@ -152,7 +162,7 @@ def guarantees(capabilities: Facts, scenarios: Mapping[str, Mapping[str, Any]]) 
 
 
 def _guarantee(row: Row, facts: Facts, scenarios: Mapping[str, Mapping[str, Any]]) -> Guarantee:
-    if row.needs and not is_declared(facts, row.needs):
+    if row.needs and not any(is_declared(facts, needed) for needed in (row.needs, row.instead) if needed):
         refused = scenarios.get("C-120", {}).get("outcome") == "passed"
         return Guarantee(row=row.name, value="no", shown=refused, by=("C-120",))
     outcomes = {id: scenarios.get(id, {"outcome": "skipped", "reason": "not run"}) for id in row.by}

@@ -23,7 +23,10 @@ class Timed(Hooks):
     async def test_c089_delayed(self, bench: Bench) -> None:
         delay, queue = 2 * bench.step, await bench.queue()
         exchange, (bound,) = await bench.fan_out("bound")
-        for where, message in ((queue, out(queue, delay=delay)), (bound, out("key", exchange=exchange, delay=delay))):
+        delayed = [(queue, out(queue, delay=delay))]
+        if bench.t.capabilities_of("exchange", exchange).publish_delay:
+            delayed.append((bound, out("key", exchange=exchange, delay=delay)))
+        for where, message in delayed:
             sink, _ = await bench.consume(where, accept=True)
             began = bench.now()
             assert (await bench.result(message)).outcome is Published.ROUTED
@@ -61,8 +64,8 @@ class Timed(Hooks):
 
     @scenario("C-093", "what is delayed is not ready", "publish_delay")
     async def test_c093_not_ready(self, bench: Bench) -> None:
-        queue = await bench.queue()
-        await bench.send(queue, *numbered(3), delay=timedelta(minutes=5))
+        queue, longest = await bench.queue(), bench.can.publish_delay or NOW
+        await bench.send(queue, *numbered(3), delay=min(timedelta(minutes=5), longest))
         await bench.send(queue, b"ready", b"ready")
         if bench.can.depth != "none":
             depth = await bench.t.depth(queue)

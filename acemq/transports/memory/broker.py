@@ -10,6 +10,8 @@ from contextlib import suppress
 from datetime import datetime, timedelta
 from typing import cast
 
+from msgspec.structs import replace
+
 from acemq.clock import SYSTEM, Clock, check_duration
 from acemq.errors import CapabilityError, ConfigurationError
 from acemq.headers import HeaderValue
@@ -62,6 +64,7 @@ class Broker:
                 raise ConfigurationError(f"lease={lease}: profile {self.profile.name} holds until the link dies")
         self.name: str | None = None
         self.capabilities: Capabilities = self.profile.with_terms(lease, max_message)
+        self.of_exchanges: Capabilities = replace(self.capabilities, **self.profile.of_exchanges)
         self.lock = threading.Lock()
         """Held for microseconds, never while anybody is called back."""
         self.queues: dict[str, MemoryQueue] = {}
@@ -139,7 +142,7 @@ class Broker:
         return PublishResult(Published.UNROUTABLE, Unroutable(f"{text}; nothing is stored", code=312))
 
     def _check_options(self, out: Outgoing, queues: Iterable[MemoryQueue]) -> None:
-        has = self.capabilities
+        has = self.of_exchanges if out.exchange else self.capabilities
         if out.delay is not None and out.delay > (has.publish_delay or timedelta()):
             raise self.cannot("publish_delay", f"delay={out.delay}")
         if out.expires_in is not None and not has.expiry:

@@ -99,7 +99,11 @@ class MemoryTransport:
         return self._capabilities
 
     def capabilities_of(self, kind: Kind, name: str, /) -> Capabilities:
-        queue = self._broker.queues.get(name) if kind == "queue" and self._broker is not None else None
+        if self._broker is None:
+            return self._capabilities
+        if kind == "exchange":
+            return self._broker.of_exchanges
+        queue = self._broker.queues.get(name)
         return self._capabilities if queue is None else queue.capabilities
 
     @property

@@ -35,6 +35,8 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
     capabilities: Capabilities
     by_type: Mapping[str, Mapping[str, Any]] = msgspec.field(default_factory=lambda: MappingProxyType({}))
     """What a queue of this type has otherwise."""
+    of_exchanges: Mapping[str, Any] = msgspec.field(default_factory=lambda: MappingProxyType({}))
+    """What exchanges have otherwise."""
     native: str = "memory"
     """Whose native arguments it reads."""
     fences: bool = True
