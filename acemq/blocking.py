@@ -29,6 +29,7 @@ from acemq.interceptors import ConsumeInterceptor, PublishInterceptor
 from acemq.message import Message
 from acemq.mq import AceMQ
 from acemq.patterns.replay import HOLD, Replay, ReplayResult
+from acemq.patterns.request_reply import TIMEOUT, RequestOptions
 from acemq.plan import Plan
 from acemq.publishing.draft import Draft
 from acemq.publishing.options import PublishOptions
@@ -189,6 +190,21 @@ class BlockingMQ:
 
     def replay(self, queue: str) -> BlockingReplay:
         return BlockingReplay(self, self._mq.replay(queue))
+
+    # Asking
+
+    def request(
+        self,
+        exchange: str,
+        routing_key: str,
+        payload: object,
+        reply: Payload[T],
+        *,
+        timeout: timedelta = TIMEOUT,
+        **options: Unpack[RequestOptions],
+    ) -> T:
+        """Who answers may be a handler of this connection: it runs elsewhere."""
+        return self._call(lambda mq: mq.request(exchange, routing_key, payload, reply, timeout=timeout, **options))
 
     # Topology and watching
 

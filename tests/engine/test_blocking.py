@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
 
@@ -136,6 +137,47 @@ def test_it_looks_and_declares(ops: BlockingMQ, orders: str) -> None:
     assert (ops.state.phase, ops.capabilities.delivery) == ("connected", "at_least_once")
     with pytest.raises(TopologyError):
         ops.depth(f"{orders}.no")
+
+
+def test_it_asks_and_waits_for_the_answer(ops: BlockingMQ, orders: str, name: str) -> None:
+    async def respond(mq: acemq.AceMQ) -> acemq.Responder:
+        return await mq.respond(orders, int, half, concurrency=8)
+
+    def half(message: Message[int]) -> int:
+        if message.payload % 2:
+            raise ValueError(f"{message.payload} is odd")
+        return message.payload // 2
+
+    responder = ops.run(respond)
+    with ThreadPoolExecutor(8) as threads:
+        halves = threads.map(lambda n: ops.request("", orders, n, int, timeout=10 * SECOND), range(0, 100, 2))
+        assert list(halves) == list(range(50))
+    with pytest.raises(acemq.ResponderError, match="3 is odd"):
+        ops.request("", orders, 3, int)
+    with pytest.raises(acemq.UnroutableError):
+        ops.request("", f"{name}.no", 1, int)
+    ops.run(lambda _: responder.close())
+    with pytest.raises(acemq.RequestTimeoutError):
+        ops.request("", orders, 4, int, timeout=SECOND / 10, headers={"x-tenant": "acme"})
+
+
+def test_a_handler_in_a_thread_may_ask_another_queue(ops: BlockingMQ, orders: str, name: str) -> None:
+    answers: list[int] = []
+
+    async def respond(mq: acemq.AceMQ) -> acemq.Responder:
+        await mq.declare(Topology().queue(f"{name}.prices", type="classic"))
+        return await mq.respond(f"{name}.prices", int, lambda message: message.payload * 2)
+
+    def ship(message: Message[int]) -> None:
+        answers.append(ops.request("", f"{name}.prices", message.payload, int))
+
+    responder = ops.run(respond)
+    with ops.consume(orders, int, ship):
+        ops.send(orders, 21)
+        waits_until(lambda: answers == [42])
+    ops.run(lambda _: responder.close())
+    for each in ("", ".dlq", ".parked"):
+        ops.delete(f"{name}.prices{each}")
 
 
 def test_everything_else_is_awaited_on_its_loop(ops: BlockingMQ, orders: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import AsyncIterator
 from datetime import timedelta
 from typing import Any
 
@@ -20,7 +21,9 @@ from acemq import (
     Diagnostic,
     EncodeError,
     FatalError,
+    MemoryIdempotencyStore,
     Message,
+    MovableClock,
     PublishRefusedError,
     RequestTimeoutError,
     ResponderError,
@@ -30,6 +33,7 @@ from acemq import (
     UnroutableError,
 )
 from acemq.patterns import request_reply
+from acemq.transports.memory import MemoryBroker
 from tests.crash.census import objects
 from tests.engine.conftest import Connect
 from tests.waiting import until, until_async
@@ -396,3 +400,91 @@ async def test_a_fatal_error_of_a_handler_is_told_as_well(mq: AceMQ, queue: str)
         with pytest.raises(ResponderError, match="never"):
             await mq.request("", queue, 1, int)
         assert (await dead_letter(mq, queue)).failure is not None
+
+
+# With a store of what was answered
+
+
+class Asker:
+    """Asks with ids of its own choice, and keeps every answer that comes."""
+
+    def __init__(self, mq: AceMQ, queue: str, address: str) -> None:
+        self._mq, self._queue, self._address = mq, queue, address
+
+    async def ask(self, n: int, id: str) -> None:
+        await self._mq.send(self._queue, n, message_id=id, correlation_id=id, reply_to=self._address)
+
+    async def answers(self) -> list[tuple[str, object]]:
+        pulled = await self._mq.pull_many(self._address, object, most=100)
+        for each in pulled:
+            await each.accept()
+        return [(each.correlation_id, each.headers.get("acemq-error", each.payload)) for each in pulled]
+
+
+@pytest.fixture
+async def asker(mq: AceMQ, queue: str) -> AsyncIterator[Asker]:
+    address = f"{queue}.answers"
+    await mq.declare(Topology().queue(address, type="classic"))
+    yield Asker(mq, queue, address)
+    await mq.delete(address)
+
+
+async def test_a_request_that_was_answered_is_not_handled_and_not_answered_again(
+    mq: AceMQ, queue: str, asker: Asker
+) -> None:
+    runs: list[int] = []
+
+    async def double(message: Message[int]) -> int:
+        runs.append(message.payload)
+        return 2 * message.payload
+
+    async with mq.respond(queue, int, double, idempotency=MemoryIdempotencyStore()) as responder:
+        for n in (1, 2, 1, 1):
+            await asker.ask(n, id=f"m-{n}")
+        await until(lambda: responder.counters.acked == 4)
+        assert responder.counters.duplicates == 2
+        assert sorted(runs) == [1, 2]
+        assert sorted(await asker.answers()) == [("m-1", 2), ("m-2", 4)]
+        assert responder.answered == 2
+        assert await mq.request("", queue, 3, int) == 6, "whose id is its own"
+
+
+async def test_a_request_that_failed_may_be_asked_again_under_its_id(mq: AceMQ, queue: str, asker: Asker) -> None:
+    runs: list[int] = []
+
+    async def fails_once(message: Message[int]) -> int:
+        runs.append(message.payload)
+        if len(runs) == 1:
+            raise LookupError("no such sku")
+        return message.payload
+
+    async with mq.respond(queue, int, fails_once, idempotency=MemoryIdempotencyStore()) as responder:
+        await asker.ask(7, id="m")
+        await until(lambda: responder.counters.dead_lettered == 1)
+        await asker.ask(7, id="m")
+        await until(lambda: responder.counters.acked == 1)
+    assert runs == [7, 7]
+    assert [answer for _, answer in await asker.answers()] == ["no such sku", 7]
+    assert (await dead_letter(mq, queue)).id == "m"
+
+
+async def test_an_answer_that_the_broker_did_not_take_frees_the_claim_and_is_given_by_the_next_run(name: str) -> None:
+    clock = MovableClock()
+    broker = MemoryBroker.named(name, clock=clock)
+    runs: list[int] = []
+
+    async def double(message: Message[int]) -> int:
+        runs.append(message.payload)
+        return 2 * message.payload
+
+    async with acemq.connect(f"memory://{name}", clock=clock) as mq:
+        await mq.declare(Topology().queue("q").queue("answers"))
+        store = MemoryIdempotencyStore(clock=clock)
+        async with mq.respond("q", int, double, idempotency=store) as responder:
+            broker.faults.next("publish", "refuse", match=lambda out: out.routing_key == "answers")
+            await mq.send("q", 4, message_id="m", reply_to="answers")
+            await clock.advance(10 * SECOND)
+            assert runs == [4, 4], "whoever asked has no answer yet, so the work is done again"
+            assert (responder.answered, responder.counters.duplicates) == (1, 0)
+        assert (await mq.depth("answers")).ready == 1
+        assert (await mq.depth("q")).ready == 0
