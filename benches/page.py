@@ -90,6 +90,23 @@ def _cell(figure: str, spread: Spread | None) -> str:
     return shown(spread.median)
 
 
+def beside_peers(folder: Path = PUBLISHED) -> str:
+    """Each measure of the RabbitMQ suite beside the libraries that others use, as so many times their figure."""
+    path = folder / "rabbitmq.json"
+    if not path.exists():
+        return "There are no results in `benches/results` yet. `make bench` measures and writes them."
+    results = read(path)
+    rows = (
+        (*_work_and_peer(each.target), f"{shown(each.median)} ×", f"{shown(each.lowest)} – {shown(each.highest)}")
+        for each in results.verdicts
+        if each.target.peer in _USED_BY_OTHERS
+    )
+    return f"{where(results)}\n\n{table(('', 'acemq, of', 'median', 'lowest – highest'), rows)}"
+
+
+_USED_BY_OTHERS = ("aio-pika", "FastStream")
+
+
 def costs(folder: Path = PUBLISHED) -> str:
     """A table for each measure: what is switched on, from top to bottom, and what it leaves of the rate before it."""
     path = folder / "costs.json"

@@ -434,6 +434,7 @@ MADE: dict[str, Callable[[], str]] = {
     "filter-fields": filter_fields,
     "benchmarks": page.benchmarks,
     "costs": page.costs,
+    "beside-peers": page.beside_peers,
     "guarantees": guarantees,
     "conformance-runs": conformance_runs,
 }
