@@ -92,7 +92,7 @@ def onward(waiting: Waiting, body: bytes, *, now_ms: int, origin: str) -> Outgoi
     headers = write(id=identity, type=TYPE, correlation_id=identity, first_seen_ms=now_ms, origin=origin)
     rung = rung_for(waiting.due_ms - now_ms)
     if rung is not None:
-        headers.update(waiting.to_headers())
+        headers |= waiting.to_headers()
     return Outgoing(
         exchange=waiting.exchange if rung is None else SCHEDULE_EXCHANGE,
         routing_key=waiting.routing_key if rung is None else rung.queue,

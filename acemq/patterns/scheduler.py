@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import datetime, timedelta
+from functools import lru_cache
 from typing import TypedDict, Unpack, cast
 
 import msgspec
@@ -115,9 +116,12 @@ class Scheduler:
 
         The destination is not looked at before it is due.
         """
-        check_duration("delay", delay, zero=True)
-        now = self._connection.clock.now()
-        return await self._schedule(now + min(delay, 2 * FURTHEST), now, exchange, routing_key, payload, options)
+        if type(delay) is not timedelta or delay < _NOTHING:
+            check_duration("delay", delay, zero=True)
+        if delay > FURTHEST:
+            raise _too_far(delay)
+        due = self._connection.clock.now() + delay
+        return await self._schedule(due, delay, exchange, routing_key, payload, options)
 
     async def at(
         self, moment: datetime, exchange: str, routing_key: str, payload: object, **options: Unpack[ScheduleOptions]
@@ -125,7 +129,13 @@ class Scheduler:
         """The same at an aware moment; one that has passed is now."""
         if not isinstance(moment, datetime) or moment.utcoffset() is None:  # pyright: ignore[reportUnnecessaryIsInstance]
             raise ConfigurationError(f"moment={moment!r} must be an aware datetime, for example datetime.now(UTC) + …")
-        return await self._schedule(moment, self._connection.clock.now(), exchange, routing_key, payload, options)
+        now = self._connection.clock.now()
+        delay = moment - now
+        if delay > FURTHEST:
+            raise _too_far(delay)
+        if delay < _NOTHING:
+            moment, delay = now, _NOTHING
+        return await self._schedule(moment, delay, exchange, routing_key, payload, options)
 
     async def close(self, timeout: timedelta | None = None) -> Drained:
         """Stop moving messages on; what is under way ends. Idempotent, bounded by `timeout`."""
@@ -135,7 +145,7 @@ class Scheduler:
     async def _schedule(
         self,
         due: datetime,
-        now: datetime,
+        delay: timedelta,
         exchange: str,
         routing_key: str,
         payload: object,
@@ -143,19 +153,11 @@ class Scheduler:
     ) -> Scheduled:
         if self._is_closed:
             raise ClosedError("this scheduler is closed; schedule inside `async with mq.scheduler()`")
+        # By the ladder's rules also where nothing is waited for, so that every delivery looks alike.
+        given: PublishOptions = {"delay": delay or timedelta.resolution if self._has_ladder else delay}
         if options:
             check_keywords("schedule", options, _OPTIONS)
-        delay = due - now
-        if delay > FURTHEST:
-            raise ConfigurationError(
-                f"a message that is due in {delay.days} days is refused: {FURTHEST.days} days are the most. Let a job "
-                "of your own schedule it when its time is nearer"
-            )
-        if delay < _NOTHING:
-            delay, due = _NOTHING, now
-        # By the ladder's rules also where nothing is waited for, so that every delivery looks alike.
-        wait = delay or timedelta.resolution if self._has_ladder else delay
-        given = cast("PublishOptions", {**options, "delay": wait})
+            given = cast("PublishOptions", {**options, **given})
         await self._connection.outbound.publish(exchange, routing_key, payload, given)
         self.counters.scheduled += 1
         self._connection.telemetry.scheduled("scheduled")
@@ -164,7 +166,7 @@ class Scheduler:
     def _first_step(self, exchange: str, routing_key: str, delay: timedelta) -> int | None:
         """Count what scheduling has done; how many hops there will be, this one included."""
         if self._has_ladder:
-            hops = ladder.hops(delay // _MILLISECOND)
+            hops = _hops(delay)
             self._count_step("hopped" if hops else "delivered")
             return hops
         if self._connection.outbound.encoder.way(exchange, routing_key, delay) is not Way.HOPS:
@@ -235,3 +237,15 @@ class Scheduler:
                 result.error,
             )
         )
+
+
+@lru_cache(1_024)
+def _hops(delay: timedelta) -> int:
+    return ladder.hops(delay // _MILLISECOND)
+
+
+def _too_far(delay: timedelta) -> ConfigurationError:
+    return ConfigurationError(
+        f"a message that is due in {delay.days} days is refused: {FURTHEST.days} days are the most. Let a job of your "
+        "own schedule it when its time is nearer"
+    )

@@ -20,7 +20,7 @@ from acemq.publishing.options import OPTIONS, SAID_BY_ENVELOPE, PublishOptions
 from acemq.topology import SCHEDULE_QUEUE, check_key, check_name
 from acemq.transport import Capabilities, Outgoing, Transport
 
-_MILLISECOND = timedelta(milliseconds=1)
+_NOTHING, _MILLISECOND = timedelta(), timedelta(milliseconds=1)
 
 
 class Encoder:
@@ -45,6 +45,10 @@ class Encoder:
         """
         check_place(exchange, routing_key)
         if options:
+            delay = options.get("delay") if len(options) == 1 else None
+            if type(delay) is timedelta and delay > _NOTHING and self._climbs():
+                # Nothing else is left to refuse: this is what a scheduler sends, much of it.
+                return self._onto_ladder(exchange, routing_key, delay, *(encoded or self.codecs.write(payload)))
             return self._encode_with(exchange, routing_key, payload, options, encoded)
         body, content_type = self.codecs.write(payload)
         identity = new_id()
@@ -82,10 +86,8 @@ class Encoder:
         way = self.check_options(exchange, routing_key, options)
         body, content_type = encoded or self.codecs_of(options).write(payload, options.get("content_type"))
         delay = options.get("delay") or None
-        if way is Way.LADDER:
-            now_ms = self._now_ms()
-            waiting = self._waiting(exchange, routing_key, options, now_ms, content_type)
-            return ladder.onward(waiting, body, now_ms=now_ms, origin=self._origin)
+        if way is Way.LADDER and delay is not None:
+            return self._onto_ladder(exchange, routing_key, delay, body, content_type)
         headers: Headers = self._headers_with(routing_key, options)
         identity = str(headers[h.ID])
         expires_in = options.get("expires_in")
@@ -93,7 +95,7 @@ class Encoder:
             headers = {**headers, h.EXPIRES_AT: self._now_ms() + expires_in // _MILLISECOND}
             expires_in = None
         if way is Way.PUT_BACK and delay is not None:
-            longest = self.can(exchange, routing_key).publish_delay or timedelta()
+            longest = self.can(exchange, routing_key).publish_delay or _NOTHING
             headers, delay = delays.first_leg(headers, delay, longest, self._now_ms())
         outgoing = Outgoing(
             exchange=exchange,
@@ -110,17 +112,23 @@ class Encoder:
             priority=options.get("priority"),
             ordering_key=options.get("ordering_key"),
         )
-        if way is Way.HOPS:
-            now_ms, longest = self._now_ms(), self._control().publish_delay or timedelta()
-            waiting = self._waiting(exchange, routing_key, options, now_ms, content_type)
+        if way is Way.HOPS and delay is not None:
+            now_ms, longest = self._now_ms(), self._control().publish_delay or _NOTHING
+            waiting = ladder.Waiting(exchange, routing_key, now_ms + delay // _MILLISECOND, content_type)
             return delays.first_hop(waiting, outgoing, now_ms=now_ms, longest=longest)
         return outgoing
 
-    def _waiting(
-        self, exchange: str, routing_key: str, options: PublishOptions, now_ms: int, content_type: str
-    ) -> ladder.Waiting:
-        due_ms = now_ms + options.get("delay", timedelta()) // _MILLISECOND
-        return ladder.Waiting(exchange, routing_key, due_ms, content_type)
+    def _climbs(self) -> bool:
+        """Whether whatever is delayed goes over the ladder here, wherever it goes to."""
+        can = self._transport.capabilities
+        return can.publish_delay is None and can.dead_letter_routes and can.unroutable != "unknown"
+
+    def _onto_ladder(
+        self, exchange: str, routing_key: str, delay: timedelta, body: bytes, content_type: str
+    ) -> Outgoing:
+        now_ms = self._now_ms()
+        waiting = ladder.Waiting(exchange, routing_key, now_ms + delay // _MILLISECOND, content_type)
+        return ladder.onward(waiting, body, now_ms=now_ms, origin=self._origin)
 
     def envelope(self, type: str, options: PublishOptions) -> Envelope:
         """What a publish with these options would carry, `type` unless they name one; for slips, which add to it."""

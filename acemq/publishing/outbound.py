@@ -88,7 +88,7 @@ class Outbound:
         """`lay_ladder` sees to the queues over which delayed publishes go where the broker cannot delay."""
         self._transport, self._telemetry = transport, telemetry
         self.encoder = Encoder(transport, codecs=codecs, origin=origin, correlate=correlate, clock=clock)
-        self._lay_ladder = lay_ladder
+        self._lay_ladder, self._has_ladder = lay_ladder, False
         self.timeout = timeout
         self.permits = Permits(max_outstanding, lambda: transport.state.outstanding)
         self.gate = Gate(when_blocked, clock)
@@ -132,8 +132,8 @@ class Outbound:
             draft = draft_of(exchange, routing_key, payload, options)
             return await self._publish_draft(draft, within, own, transaction)
         outgoing = self.encoder.encode(exchange, routing_key, payload, options)
-        if options and "delay" in options and delays.is_on_its_way(outgoing):
-            await self._lay_ladder()
+        if options and "delay" in options and not self._has_ladder:
+            await self._see_to_ladder(outgoing)
         telemetry = self._telemetry
         span = self._open_span(outgoing) if telemetry.tracing else None
         result, took = await self._through(outgoing, within, span, own, transaction)
@@ -190,6 +190,11 @@ class Outbound:
             # A transport that answers without waiting must not keep the loop to itself for the whole batch.
             await asyncio.sleep(0)
         return all_through(results)
+
+    async def _see_to_ladder(self, outgoing: Outgoing) -> None:
+        if delays.is_on_its_way(outgoing):
+            await self._lay_ladder()
+            self._has_ladder = True
 
     async def _publish_many_in(
         self,
@@ -377,8 +382,8 @@ class Outbound:
                 self.encoder.check_options(draft.exchange, draft.routing_key, options)
                 encoded = await codecs.write_async(draft.payload, options.get("content_type"))
             outgoing = self.encoder.encode(draft.exchange, draft.routing_key, draft.payload, options, encoded)
-            if "delay" in options and delays.is_on_its_way(outgoing):
-                await self._lay_ladder()
+            if "delay" in options:
+                await self._see_to_ladder(outgoing)
         except BaseException as error:
             if telemetry.metering:
                 took = time.perf_counter() - began

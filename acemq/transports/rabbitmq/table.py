@@ -16,6 +16,7 @@ from struct import Struct
 from struct import error as StructError
 from typing import TypeVar, cast, overload
 
+from acemq import headers as h
 from acemq.errors import ConfigurationError
 from acemq.headers import Headers, HeaderValue, check
 from acemq.transport import BadHeader
@@ -55,6 +56,9 @@ def _entries(table: Mapping[str, HeaderValue]) -> bytes:
     out: list[bytes] = []
     for name, value in table.items():
         try:
+            if name in _REPEATED and type(value) is str and len(value) <= _SHORT:
+                out.append(_entry(name, value))
+                continue
             out.append(_name(name))
             if type(value) is str:
                 text = value.encode()
@@ -69,6 +73,17 @@ def _entries(table: Mapping[str, HeaderValue]) -> bytes:
         except Exception as error:
             raise _refusal(name, value, error) from None
     return b"".join(out)
+
+
+_REPEATED = frozenset({h.TYPE, h.ORIGIN, h.SCHEDULE_EXCHANGE, h.SCHEDULE_ROUTING_KEY, h.SCHEDULE_CONTENT_TYPE})
+"""Headers that say the same in message after message."""
+_SHORT = 256
+
+
+@lru_cache(1_024)
+def _entry(name: str, text: str) -> bytes:
+    value = text.encode()
+    return _name(name) + _TEXT.pack(b"S", len(value)) + value
 
 
 @lru_cache(4096)
