@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 
 from acemq.plan import Finding, Plan
+
+SHOWN = 10
+"""Names in a sentence."""
 
 
 class Made(msgspec.Struct, frozen=True):
@@ -16,10 +21,8 @@ class Made(msgspec.Struct, frozen=True):
     """This broker does not list them; to make them again is harmless."""
 
     def __str__(self) -> str:
-        parts = [f"{state}: {', '.join(names)}" for state, names in (
-            ("made", self.made), ("not made", self.missing), ("made or not, this broker does not tell", self.unknown)
-        ) if names]  # fmt: skip
-        return "; ".join(parts) or "everything is made"
+        parts = (("made", self.made), ("not made", self.missing), ("this broker does not tell of", self.unknown))
+        return "; ".join(f"{state}: {_listed(names)}" for state, names in parts if names)
 
 
 def made_between(before: Plan, now: Plan) -> Made:
@@ -32,6 +35,11 @@ def made_between(before: Plan, now: Plan) -> Made:
             state = "missing" if finding.verdict == "missing" else "unknown" if finding.note else "made"
             found[state].append(_name(finding))
     return Made(*map(tuple, found.values()))
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = f" and {len(names) - SHOWN:,} more" if len(names) > SHOWN else ""
+    return f"{', '.join(names[:SHOWN])}{more}"
 
 
 def _name(finding: Finding) -> str:
