@@ -148,7 +148,7 @@ async def test_a_detail_that_does_not_fit_is_broken_into_lines_and_not_cut(termi
         (line,) = [number for number, line in enumerate(shown.output.splitlines()) if "cli-shop.long" in line]
         detail = shown.output.splitlines()[line:]
         assert ("makes it" in detail[0]) == bool(more)
-        assert "name wrong is missing; `acemq topology apply` makes it" in " ".join(" ".join(detail).split())
+        assert "is missing; `acemq topology apply` makes it" in " ".join(" ".join(detail).split())
 
 
 @pytest.mark.timeout(120)

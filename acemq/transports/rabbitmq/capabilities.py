@@ -39,8 +39,8 @@ OWN = Capabilities(
     notes=(
         "Durable are persistent messages in durable queues.",
         "Priorities are those of classic queues declared with priorities=.",
-        "Deliveries are counted by quorum queues, from which RabbitMQ 4 drops or dead-letters a message after 20.",
-        "That delivery_limit is of quorum queues; policies may set another, and AMQP does not show them.",
+        "Deliveries are counted by quorum queues, from which RabbitMQ 4 drops or dead-letters a message after 20, "
+        "or after what a policy says; AMQP does not show it.",
         "hold_limit is the broker's consumer_timeout, by default.",
         "Exclusive consumers take turns by a queue acemq.owner.{queue}; it keeps out those that know of it.",
         "Streams are not built yet.",
