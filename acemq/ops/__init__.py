@@ -2,8 +2,10 @@
 
     queues.py   how much waits where             letters.py   what lies set aside, and why
     filters.py  which of it, in words            replays.py   putting it back
+    making.py   what came of a topology that was made half-way
     doctor.py   what a URL can do, and what is wrong with it
     abilities.py  what a transport can do, in words
+    words.py    numbers as a sentence has them
 
 Nothing here keeps a copy of a state: each number is asked of the broker that owns it.
 """
