@@ -275,7 +275,7 @@ class Topology(msgspec.Struct, frozen=True):
             raise TopologyError(*problems)
 
     def _problems(self) -> Iterator[str]:
-        unnameable = list(_unnameable(self))
+        unnameable = list(_unnameable(self.in_lanes()))
         if unnameable:  # nothing beside such a queue can be named either
             yield from unnameable
             return

@@ -94,7 +94,7 @@ class LaneBuffer:
     """What was fetched and not started, as the `ready` of a `Holding`."""
 
     def __init__(self, lanes: Lanes, *, is_suspect: Callable[[Delivery], bool] = lambda _: False) -> None:
-        """`is_suspect`: may be what kills the process. A lower lane has no turn before one, so that it is known which."""
+        """`is_suspect`: may be what kills the process. No lower lane has its turn before one: so it is known which."""
         self._lanes = {lane: deque[Delivery]() for lane in lanes.highest_first}
         self._turn, self._is_suspect = lanes.turn, is_suspect
         self._passed = 0
