@@ -695,7 +695,7 @@ class Connection:
         except DriftError as drift:
             raise DriftError(replace(drift.plan, advice=advice), *drift.problems) from drift
         if mode is not ApplyMode.REPORT:
-            self.outbound.lanes.applied(topology)
+            self.outbound.lanes.applied(topology.spelled_out())
         if mode is ApplyMode.CREATE:
             # With its rungs spelled out: described again without them, the queue still has them.
             whole = topology.spelled_out() if self.capabilities.dead_letter_routes else topology

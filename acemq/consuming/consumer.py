@@ -468,7 +468,7 @@ class Consumer:
         """Why a delivery is not handed to the handler at all."""
         if self._suspects.is_over_limit(delivery):
             return set_aside(Case.DELIVERY_LIMIT, f"{self._suspects.most} deliveries without an outcome")
-        if has_expired(delivery, self._clock):
+        if h.EXPIRES_AT in delivery.headers and has_expired(delivery, self._clock):
             is_dropped = self._expired is Case.EXPIRED_DROPPED
             return Decision(row=TABLE[self._expired]) if is_dropped else set_aside(self._expired)
         return None

@@ -17,8 +17,6 @@ log = logging.getLogger("acemq")
 
 def has_expired(delivery: Delivery, clock: Clock) -> bool:
     """By the receiver's clock; from that instant on, and not only after it."""
-    if h.EXPIRES_AT not in delivery.headers:
-        return False
     expires_at = h.integer(delivery.headers.get(h.EXPIRES_AT))
     return expires_at is not None and expires_at <= to_millis(clock.now())
 

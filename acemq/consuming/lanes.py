@@ -10,12 +10,13 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import msgspec
 
 from acemq.consuming.options import ConsumeOptions
-from acemq.errors import ConfigurationError
+from acemq.errors import AcemqError, ConfigurationError
 from acemq.stopping import CLOSING, until
 from acemq.topology import lanes_of
 from acemq.transport import Delivery, LostBy, Sink, Subscription, SubscriptionPhase, SubscriptionState, Transport
@@ -56,7 +57,8 @@ class Lanes(msgspec.Struct, frozen=True):
                 part = await transport.subscribe(lane, _LaneSink(whole), prefetch=share, options=named)
                 whole.parts.append(part)
         except BaseException:
-            await until(time.monotonic() + CLOSING, whole.close())
+            with suppress(AcemqError):
+                await until(time.monotonic() + CLOSING, whole.close())
             raise
         whole.is_complete = True
         return whole
