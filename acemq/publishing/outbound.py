@@ -232,7 +232,7 @@ class Outbound:
                 routing_key, options = self.encoder.into_lane(routing_key, options)
             elif known is None:
                 check_priority(options)
-                options = cast("PublishOptions", {name: options[name] for name in options if name != "priority"})
+                options = cast("PublishOptions", {name: value for name, value in options.items() if name != "priority"})
         self.encoder.check_options(exchange, routing_key, options)
 
     async def _into_lane(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
@@ -18,6 +18,7 @@ from acemq import (
     Ack,
     CapabilityError,
     ConfigurationError,
+    ConsumerState,
     Draft,
     Message,
     MovableClock,
@@ -123,6 +124,8 @@ class Pace:
     def is_full(self) -> bool:
         if self.consumer is None:
             return False  # the first may be handled before its consumer has all three
+        if self.consumer.state is not ConsumerState.RUNNING:
+            return True  # it fetches nothing more
         waiting = self.sent - Counter(self.starts)
         return self.consumer.held >= sum(min(SHARES[lane] - self.running[lane], waiting[lane]) for lane in SHARES)
 
@@ -132,8 +135,8 @@ async def watch(mq: AceMQ, consumer: acemq.Consumer, queue: str, most: list[int]
     while True:
         state = consumer.subscription
         most.append(0 if state is None else state.held)
-        held = [(await mq.depth(lane)).held for lane in lanes_of(queue)]
-        most.append(sum(each or 0 for each in held))
+        if mq.capabilities.depth == "exact":
+            most.append(sum([(await mq.depth(lane)).held or 0 for lane in lanes_of(queue)]))
         await asyncio.sleep(0.02)
 
 
@@ -200,8 +203,14 @@ async def test_t067_a_high_one_that_fails_is_retried_dead_lettered_and_replayed_
         await mq.send(queue, "urgent", priority=HIGH)
         await until(lambda: consumer.counters.dead_lettered == 1)
         assert consumer.counters.retried == 1, "one set of counters"
-        result = await mq.replay(f"{queue}.high.dlq").run()
-        assert (result.replayed, result.target) == (1, f"{queue}.high")
+        if mq.capabilities.depth == "none":  # a replay wants to know how many there are; by hand, then
+            letter = await mq.pull(f"{queue}.high.dlq", str)
+            assert letter is not None
+            assert letter.failure is not None
+            assert letter.failure.queue == f"{queue}.high"
+            await mq.send(queue, letter.payload, envelope=letter.envelope.replace(attempt=1, error=None), priority=HIGH)
+        else:
+            assert (await mq.replay(f"{queue}.high.dlq").run()).replayed == 1
         await until(lambda: consumer.counters.acked == 1)
     assert seen == [("high", 1), ("high", 2), ("high", 1)]
     for lane in lanes_of(queue):
@@ -242,7 +251,8 @@ async def test_t067_who_has_applied_nothing_finds_the_lanes_with_one_look(
         receipt = await other.send(queue, 30, priority=LOW)
     assert looked == [f"{queue}.high"]
     assert (receipt.exchange, receipt.routing_key) == ("", f"{queue}.low")
-    assert [await ready(mq, lane) for lane in lanes_of(queue)] == [11, 10, 10]
+    got = await mq.pull_many(queue, int, most=100)
+    assert Counter(message.queue for message in got) == dict(zip(lanes_of(queue), (11, 10, 10), strict=True))
 
 
 async def ready(mq: AceMQ, queue: str) -> int:
@@ -268,7 +278,14 @@ async def test_a_pull_looks_into_high_normal_and_low_and_waits_for_all_three(mq:
         assert message_ is not None
         assert message_.payload == priority
         assert await message_.accept()
-    assert [await ready(mq, lane) for lane in lanes_of(queue)] == [0, 0, 0]
+    assert await mq.pull(queue, int) is None
+
+
+def behind(gate: asyncio.Event) -> Callable[[Message[int]], Awaitable[None]]:
+    async def wait(message: Message[int]) -> None:
+        await gate.wait()
+
+    return wait
 
 
 # What only the engine does: the same everywhere, and shown where it is quick
@@ -421,7 +438,7 @@ async def test_concurrency_counts_over_all_lanes(mq: AceMQ, queue: str) -> None:
     gate = asyncio.Event()
     for priority in (LOW, NORMAL, HIGH):
         await mq.send_many(queue, range(20), priority=priority)
-    async with mq.consume(queue, int, lambda _: gate.wait(), concurrency=4) as consumer:
+    async with mq.consume(queue, int, behind(gate), concurrency=4) as consumer:
         await until(lambda: consumer.in_flight == 4 and consumer.held > 4)
         gate.set()
         await until(lambda: consumer.counters.acked == 60)
@@ -430,7 +447,7 @@ async def test_concurrency_counts_over_all_lanes(mq: AceMQ, queue: str) -> None:
 async def test_one_lane_alone_keeps_every_handler_busy(mq: AceMQ, queue: str) -> None:
     gate = asyncio.Event()
     await mq.send_many(queue, range(20))
-    async with mq.consume(queue, int, lambda _: gate.wait(), concurrency=10) as consumer:
+    async with mq.consume(queue, int, behind(gate), concurrency=10) as consumer:
         await until(lambda: consumer.in_flight == 10)
         gate.set()
 
