@@ -239,7 +239,8 @@ class Outbound:
         self, exchange: str, routing_key: str, options: PublishOptions, within: timedelta
     ) -> tuple[str, PublishOptions]:
         """The same, but for a priority that names one of the lanes of a queue."""
-        if exchange or options.get("priority") is None:
+        priority = options.get("priority")
+        if exchange or priority is None:
             return routing_key, options
         check_place(exchange, routing_key)
         check_priority(options)
@@ -248,7 +249,7 @@ class Outbound:
                 has_lanes = await self.lanes.has(routing_key)
         except (port.TransportError, TimeoutError) as error:
             raise PublishRefusedError(
-                f"whether queue {routing_key!r} has lanes for priority={options['priority']} could not be seen, and "
+                f"whether queue {routing_key!r} has lanes for priority={priority} could not be seen, and "
                 f"nothing was written: {error or f'no answer within {within}'}",
                 routing_key=routing_key,
             ) from error

@@ -69,7 +69,11 @@ async def test_t068_what_has_expired_is_set_aside_or_dropped_and_the_rest_is_han
         late.append("delayed")
     await clock.advance(5 * SECOND)
     handled: list[Message[str]] = []
-    async with mq.consume("q", str, handled.append, expired=expired) as consumer:
+
+    async def handle(message: Message[str]) -> None:
+        handled.append(message)
+
+    async with mq.consume("q", str, handle, expired=expired) as consumer:
         await clock.advance(SECOND)
         assert sorted(message.payload for message in handled) == ["for ever", "long"]
         assert consumer.counters.expired == len(late)
@@ -108,7 +112,11 @@ async def test_t068_a_replayed_dead_letter_is_handled(mq: AceMQ, clock: MovableC
     await mq.send("q", "old", expires_in=2 * SECOND)
     await clock.advance(5 * SECOND)
     handled: list[str] = []
-    async with mq.consume("q", str, lambda message: handled.append(message.payload)):
+
+    async def handle(message: Message[str]) -> None:
+        handled.append(message.payload)
+
+    async with mq.consume("q", str, handle):
         await clock.advance(SECOND)
         assert handled == []
         if mq.capabilities.depth == "none":  # replay wants to know where to stop
@@ -184,6 +192,8 @@ async def test_a_pull_that_waits_waits_on_behind_what_has_expired(mq: AceMQ, clo
 async def test_a_pull_without_dead_letters_hands_out_nothing_that_has_expired_and_loses_nothing(
     mq: AceMQ, clock: MovableClock
 ) -> None:
+    if mq.capabilities.unroutable == "unknown":
+        pytest.skip("what is copied to a queue that is not there is gone on such a broker, whoever copies it")
     await mq.declare(Topology().queue("bare"))
     await mq.send("bare", "old", expires_in=SECOND)
     await clock.advance(SECOND)
