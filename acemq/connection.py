@@ -7,7 +7,7 @@ import functools
 import logging
 import socket
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import Any, Self, TypeVar, Unpack
@@ -21,14 +21,14 @@ from acemq.connect_options import ConnectOptions, check_connect
 from acemq.consuming import private
 from acemq.consuming.batching import Batch, BatchConsumer, BatchHandler, check_batches
 from acemq.consuming.consumer import Consumer
-from acemq.consuming.early import Early
 from acemq.consuming.groups import ConsumerGroup, check_size
 from acemq.consuming.handling import Call, check_handler
+from acemq.consuming.lanes import Lanes, check_share, lanes_for
 from acemq.consuming.leasing import Leases
 from acemq.consuming.moving import Mover
 from acemq.consuming.options import ConsumeOptions, check_options, check_policy, check_prefetch, warn_of_limit
 from acemq.consuming.private import PrivateConsumer
-from acemq.consuming.pulling import Pulled, fetch
+from acemq.consuming.pulling import Pulled, Pulling, fetch
 from acemq.consuming.receiving import Receiving
 from acemq.consuming.registry import Consumers
 from acemq.errors import (
@@ -64,11 +64,12 @@ from acemq.topology import (
     aside_of,
     check_name,
     dead_letters_of,
+    lanes_of,
     latest,
     parked_of,
     rungs,
 )
-from acemq.transport import Adviser, ApplyMode, Capabilities, Delivery, Depth, Kind, Phase, Transport, TransportState
+from acemq.transport import Adviser, ApplyMode, Capabilities, Depth, Kind, Phase, Transport, TransportState
 
 log = logging.getLogger("acemq")
 
@@ -131,6 +132,7 @@ class Connection:
         self._laying, self._has_ladder = asyncio.Lock(), False
         self._pulled = self.mover(self.retry)
         """Of whatever is pulled, for as long as the connection is open."""
+        self._pulling = Pulling(self._pulled, self.outbound.lanes)
         self._endings: list[Callable[[], Awaitable[object]]] = [self._pulled.at_rest]
         self._stop = StopOnce()
         self._close_by: float | None = None
@@ -217,7 +219,7 @@ class Connection:
         self, exchange: str, routing_key: str, payload: Payload[T], **options: Unpack[PublishOptions]
     ) -> Publisher[T]:
         """A publisher of one payload class to one place; the checkers refuse any other payload."""
-        self.outbound.encoder.check_options(exchange, routing_key, options)
+        self.outbound.check_options(exchange, routing_key, options)
         return Publisher(self.outbound, exchange, routing_key, options)
 
     def pause_publishing(self) -> None:
@@ -318,10 +320,15 @@ class Connection:
         """
         check_name("queue", queue)
         check_prefetch(prefetch)
+        known = self.outbound.lanes
+        if known.known(queue):
+            check_share(queue, prefetch)
         reader: Reader[T] = Reader(Codecs.of(codec) if codec else self.codecs, payload)
 
         async def open_receiving() -> Receiving[T]:
             self._check_usable()
+            with made_public():
+                has_lanes = await known.has(queue)
             receiving = Receiving(
                 queue,
                 name=self.consumers.name(queue),
@@ -330,6 +337,7 @@ class Connection:
                 prefetch=prefetch,
                 drain_timeout=self.time_left,
                 ended=self.consumers.forget,
+                lanes=Lanes(queue, check_share(queue, prefetch)) if has_lanes else None,
             )
             return await self.consumers.start(receiving)
 
@@ -354,7 +362,10 @@ class Connection:
         wait: timedelta = timedelta(0),
         codec: AnyCodec | None = None,
     ) -> list[Pulled[T]]:
-        """Up to `most` (1–1,000) held messages: what is there when the first has come, after at most `wait`."""
+        """Up to `most` (1–1,000) held messages: what is there when the first has come, after at most `wait`.
+
+        Of a queue with lanes the high ones first. What has expired goes to `{queue}.dlq` and is not among them.
+        """
         self._check_usable()
         check_name("queue", queue)
         check_duration("wait", wait, zero=True)
@@ -362,25 +373,11 @@ class Connection:
             raise ConfigurationError(f"most={most} must lie between 1 and {_PULL_MOST}")
         reader = Reader(Codecs.of(codec) if codec else self.codecs, payload)
         with made_public():
-            deliveries = await self._pull(queue, most, wait)
-        if self._leases is not None:
-            self._leases.keep(deliveries)
+            deliveries = await self._pulling.pull(queue, most, wait)
         pulled = [Pulled(delivery, reader, self._pulled, self.clock) for delivery in deliveries]
         if reader.is_async:
             await fetch(pulled)
         return pulled
-
-    async def _pull(self, queue: str, most: int, wait: timedelta) -> Sequence[Delivery]:
-        """What there is, without what comes too early, which is put back."""
-        early, end = Early.of(self._pulled, queue), self.clock.monotonic() + wait.total_seconds()
-        if early is None:
-            return await self.transport.pull(queue, most=most, wait=wait)
-        while deliveries := await self.transport.pull(queue, most=most, wait=wait):
-            if due := early.sift(deliveries):
-                return due
-            await asyncio.sleep(0)  # what is early leaves first
-            wait = timedelta(seconds=max(end - self.clock.monotonic(), 0))
-        return ()
 
     # Topology
 
@@ -439,20 +436,25 @@ class Connection:
     async def stats(self, queue: str) -> QueueStats:
         """What this connection has counted of a queue, and its depth, at most 5 s old; `TopologyError`: not there."""
         check_name("queue", queue)
-        depth, dead, parked = None, None, None
+        with made_public():
+            lanes = lanes_of(queue) if await self.outbound.lanes.has(queue) else ()
+        depth, dead, parked, depths = None, None, None, dict[str, Depth]()
         if self.capabilities.depth != "none":
             names = (queue, dead_letters_of(queue), parked_of(queue))
             depth, dead, parked = [await self._ask(self._depths.of(name)) for name in names]
             if depth is None:
                 self._depths.forget(queue)
                 raise TopologyError(f"there is no queue {queue!r}; declare it first")
+            asked = {lane: await self._ask(self._depths.of(lane)) for lane in lanes}
+            depths = {lane: depth for lane, depth in asked.items() if depth is not None}
         return QueueStats(
             queue=queue,
             counters=self.consumers.counted(queue),
-            published=self.outbound.sent.get(queue, 0),
+            published=sum(self.outbound.sent.get(each, 0) for each in lanes or (queue,)),
             depth=depth,
             dead=dead,
             parked=parked,
+            lanes=depths,
         )
 
     def _reading(self) -> Reading:
@@ -470,7 +472,7 @@ class Connection:
     async def _sample(self) -> None:
         """Keep the depths of consumed queues fresh enough for the gauges. Runs only where an SDK reads them."""
         while True:
-            await self._depths.refresh({consumer.queue for consumer in self.consumers})
+            await self._depths.refresh({queue for consumer in self.consumers for queue in consumer.queues})
             await asyncio.sleep(SAMPLED_EVERY.total_seconds())
 
     # Closing
@@ -538,14 +540,24 @@ class Connection:
         *,
         fewest: int = 1,
         in_place: bool = False,
+        in_lanes: bool = True,
     ) -> Opening[C]:
-        """A consumer of a kind of its own. `fewest`: the least prefetch; `in_place`: see `Mover`."""
+        """A consumer of a kind of its own. `fewest`: the least prefetch; `in_place`: see `Mover`.
+
+        `in_lanes`: if the queue has lanes, all three are consumed. What works in place cannot do that.
+        """
         check_name("queue", queue)
         codecs = Codecs.of(options["codec"]) if "codec" in options else self.codecs
         reader: Reader[Any] = Reader(codecs, payload)
         policy, can = options.get("retry", self.retry), self.transport.capabilities_of("queue", queue)
         prefetch = max(check_options(options, can, self._prefetch), fewest)
         check_policy(policy, can)
+        known, in_hand = self.outbound.lanes, max(options.get("concurrency", 10), fewest)
+
+        def lanes_if(there: bool | None) -> Lanes | None:
+            return lanes_for(queue, there, options, prefetch, in_hand=in_hand, in_place=in_place)
+
+        lanes_if(known.known(queue))  # refuses here what can be seen here
         if "idempotency" in options:
             options["idempotency"] = Idempotency.of(options["idempotency"])
         around = self._interceptors.around(options.get("interceptors", ()))
@@ -555,8 +567,14 @@ class Connection:
             if self._topology is not TopologyMode.NONE and not await self.exists(queue):
                 # Looked up first: a mistyped name must not leave its dead-letter queues behind.
                 raise TopologyError(f"there is no queue {queue!r}; declare it before it is consumed")
+            with made_public():
+                lanes = lanes_if(await known.has(queue) if in_lanes and not in_place else known.known(queue))
+            queues = (queue,) if lanes is None else await self._all_there(lanes)
             if options.get("declare", True):
-                await self.provide(self.beside(queue, policy, home=options.get("set_aside")))
+                home, beside = options.get("set_aside"), Topology()
+                for each in queues:
+                    beside |= self.beside(each, policy, home=home)
+                await self.provide(beside)
             consumer = make(
                 queue,
                 name=options.get("name") or self.consumers.name(queue),
@@ -568,11 +586,22 @@ class Connection:
                 prefetch=prefetch,
                 drain_timeout=self.time_left,
                 ended=self.consumers.forget,
+                lanes=lanes,
             )
             warn_of_limit(queue, options, can)
             return await self.consumers.start(consumer)
 
         return Opening(f"consumer of {queue!r}", open_consumer, lambda consumer: consumer.close())
+
+    async def _all_there(self, lanes: Lanes) -> tuple[str, ...]:
+        if self._topology is not TopologyMode.NONE:
+            for lane in lanes.highest_first:
+                if not await self.exists(lane):
+                    raise TopologyError(
+                        f"there is no queue {lane!r}, and by its others {lanes.queue!r} has lanes; declare all three "
+                        "with priorities='lanes'"
+                    )
+        return lanes.highest_first
 
     def attach(self, what: object, close: Callable[[timedelta], Awaitable[object]]) -> None:
         """Have it closed beside the consumers, within the time given, unless it is detached before."""
@@ -622,7 +651,8 @@ class Connection:
         concurrency: int = 1,
     ) -> Opening[Consumer]:
         """Whatever comes to a queue of the library's own, as bytes. Nothing is declared, and nothing is set aside."""
-        return self.consumer_of(PrivateConsumer, queue, bytes, handler, private.options(prefetch, concurrency))
+        options = private.options(prefetch, concurrency)
+        return self.consumer_of(PrivateConsumer, queue, bytes, handler, options, in_lanes=False)
 
     @property
     def makes_topology(self) -> bool:
@@ -659,11 +689,15 @@ class Connection:
         return ()
 
     async def _apply(self, topology: Topology, mode: ApplyMode) -> Plan:
+        # A transport keeps queues, exchanges and bindings; what lanes are is the engine's affair.
+        topology = topology.in_lanes()
         advice = tuple(self.transport.advice(topology)) if isinstance(self.transport, Adviser) else ()
         try:
             found = await self._ask(self.transport.apply(topology, mode))
         except DriftError as drift:
             raise DriftError(replace(drift.plan, advice=advice), *drift.problems) from drift
+        if mode is not ApplyMode.REPORT:
+            self.outbound.lanes.applied(topology.spelled_out())
         if mode is ApplyMode.CREATE:
             # With its rungs spelled out: described again without them, the queue still has them.
             whole = topology.spelled_out() if self.capabilities.dead_letter_routes else topology

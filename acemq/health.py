@@ -184,10 +184,10 @@ class Checks:
             self._waiting_since.pop(consumer, None)
             return 0.0
         try:
-            depth = await self._depths.of(consumer.queue)
+            depths = [await self._depths.of(queue) for queue in consumer.queues]
         except AcemqError:
             return 0.0  # the part of the connection says so
-        if depth is None or not depth.ready or consumer.in_flight or consumer.held:
+        if not any(depth.ready for depth in depths if depth is not None) or consumer.in_flight or consumer.held:
             self._waiting_since.pop(consumer, None)
             return 0.0
         return now - self._waiting_since.setdefault(consumer, now)

@@ -28,7 +28,7 @@ class QueueStats(msgspec.Struct, frozen=True, kw_only=True):
     counters: ConsumerCounters
     """Of this connection's consumers of the queue, closed ones included. Only ever grows."""
     published: int
-    """Confirmed sends to the queue by this connection; what reached it over an exchange is not among them."""
+    """Confirmed sends to the queue, into any lane, by this connection; what came over an exchange is not among them."""
     depth: Depth | None
     """At most 5 s old, `at` says; `None`: the broker does not tell."""
     dead: Depth | None
@@ -36,7 +36,7 @@ class QueueStats(msgspec.Struct, frozen=True, kw_only=True):
     parked: Depth | None
     """Of `{queue}.parked`; `None`: there is none."""
     lanes: Mapping[str, Depth] = msgspec.field(default_factory=dict[str, Depth])
-    """Empty: no transport has lanes yet."""
+    """Of a queue with lanes: each of its three queues by name. `dead` and `parked` are those of `{queue}` alone."""
 
 
 class Depths:

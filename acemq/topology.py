@@ -60,6 +60,11 @@ def parked_of(queue: str) -> str:
     return f"{check_name('queue', queue)}.parked"
 
 
+def lanes_of(queue: str) -> tuple[str, str, str]:
+    """The queues of a queue with lanes, by priority: 0 low, 1 normal, 2 high."""
+    return f"{queue}.low", queue, f"{queue}.high"
+
+
 def rung_of(queue: str, delay: timedelta) -> str:
     """The queue in which a copy waits `delay` before it returns to `queue`."""
     millis = delay // _MILLISECOND
@@ -189,7 +194,7 @@ class QueueOptions(TypedDict, total=False):
     max_length: int
     """None; a full queue refuses, it never drops."""
     priorities: int | Literal["lanes"]
-    """0; so many levels, of classic queues. Lanes are not built yet."""
+    """0; so many levels, of classic queues. `"lanes"`: three queues `{queue}.low`, `{queue}`, `{queue}.high`."""
     ordered: bool
     """False; strict order of equal ordering keys, where the transport does not keep all order anyway."""
     lease: timedelta
@@ -241,10 +246,15 @@ class Topology(msgspec.Struct, frozen=True):
             *(Declaration("binding", b.queue, exchange=b.exchange, routing_key=b.key) for b in whole.bindings),
         )
 
+    def in_lanes(self) -> Topology:
+        """With the three queues of each that has lanes, which are ordinary ones."""
+        lanes = _distinct([lane for queue in self.queues for lane in _lanes(queue)])
+        return Topology(self.exchanges, lanes, self.bindings)
+
     def spelled_out(self) -> Topology:
-        """With what `dead_letter` and `retry` of its queues stand for, as exchanges, queues and bindings."""
-        whole = self
-        for queue in self.queues:
+        """With what `priorities="lanes"`, `dead_letter` and `retry` of its queues stand for."""
+        whole = self.in_lanes()
+        for queue in whole.queues:
             if queue.dead_letter:
                 whole |= aside_of(queue.name)
             if queue.rungs:
@@ -265,7 +275,7 @@ class Topology(msgspec.Struct, frozen=True):
             raise TopologyError(*problems)
 
     def _problems(self) -> Iterator[str]:
-        unnameable = list(_unnameable(self))
+        unnameable = list(_unnameable(self.in_lanes()))
         if unnameable:  # nothing beside such a queue can be named either
             yield from unnameable
             return
@@ -281,7 +291,9 @@ class Topology(msgspec.Struct, frozen=True):
                     f"add .exchange({binding.exchange!r})"
                 )
         yield from _described_twice("exchange", whole.exchanges)
-        yield from _described_twice("queue", whole.queues)
+        # Spelled out, a queue with lanes is like one without; and one that is described may be another's lane.
+        twice = (*_described_twice("queue", self.queues), *_described_twice("queue", whole.queues))
+        yield from dict.fromkeys(twice)
         for queue in self.queues:
             yield from _queue_problems(queue)
         for exchange in self.exchanges:
@@ -304,10 +316,8 @@ def make_queue(name: str, **options: Unpack[QueueOptions]) -> Queue:
     if given.get("max_length") is not None and given["max_length"] < 1:
         raise ConfigurationError(f"max_length={given['max_length']} of queue {name!r} must be 1 or more")
     priorities = given.get("priorities", 0)
-    if priorities == "lanes":
-        raise ConfigurationError(f"priorities='lanes' of queue {name!r} is not built yet; use a number of levels")
-    if not isinstance(priorities, int) or not 0 <= priorities <= 256:
-        raise ConfigurationError(f"priorities={priorities!r} of queue {name!r} must be 0 to 256 levels")
+    if priorities != "lanes" and (not isinstance(priorities, int) or not 0 <= priorities <= 256):
+        raise ConfigurationError(f"priorities={priorities!r} of queue {name!r} must be 0 to 256 levels, or 'lanes'")
     return Queue(name, **given)
 
 
@@ -321,7 +331,7 @@ def _queue_problems(queue: Queue) -> Iterator[str]:
     if queue.type == "quorum" and (queue.exclusive or queue.auto_delete or not queue.durable):
         yield f"queue {queue.name!r}: a quorum queue is durable and shared; use type='classic'"
     if queue.priorities == "lanes":
-        yield f"queue {queue.name!r}: priorities='lanes' is not built yet; use a number of levels"
+        yield from (f"queue {queue.name!r}: {refused}" for refused in _refused_of_lanes(queue))
     elif queue.type == "quorum" and queue.priorities:
         yield f"queue {queue.name!r}: priorities need type='classic'"
     for transport, arguments in queue.native.items():
@@ -333,6 +343,22 @@ def _queue_problems(queue: Queue) -> Iterator[str]:
                 yield f"queue {queue.name!r}: native argument {argument!r} is set by an option already"
     if _is_ours(queue.name) and queue not in LIBRARY.queues:
         yield f"queue {queue.name!r}: names beginning with 'acemq.' belong to the library"
+
+
+def _lanes(queue: Queue) -> tuple[Queue, ...]:
+    if queue.priorities != "lanes":
+        return (queue,)
+    # High comes last: senders take it as the sign that the others are there, too.
+    return tuple(replace(queue, name=lane, priorities=0) for lane in lanes_of(queue.name))
+
+
+def _refused_of_lanes(queue: Queue) -> Iterator[str]:
+    if queue.exclusive:
+        yield "priorities='lanes' with exclusive=True: what one connection has for itself needs no lanes"
+    if queue.ordered:
+        yield "priorities='lanes' with ordered=True: between lanes there is no order; choose one of the two"
+    if queue.type == "stream":
+        yield "priorities='lanes' with type='stream': a stream is read in its order; use type='quorum' or 'classic'"
 
 
 def _unnameable(topology: Topology) -> Iterator[str]:

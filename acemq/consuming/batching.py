@@ -166,7 +166,7 @@ class BatchConsumer(Consumer):
         watched = telemetry.tracing or telemetry.metering
         spans: dict[Message[Any], Span] = {}
         if telemetry.tracing:
-            spans = {each: telemetry.process_span(self.queue, each.envelope, each.wire_headers) for each in batch}
+            spans = {each: telemetry.process_span(each.queue, each.envelope, each.wire_headers) for each in batch}
         began, started = time.perf_counter() if watched else 0.0, len(batch)
         if telemetry.metering:
             telemetry.started(started)

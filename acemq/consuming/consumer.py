@@ -21,13 +21,14 @@ from acemq.ack import ACCEPT, Ack, Verdict
 from acemq.codec import Reader
 from acemq.consuming.claiming import Claims
 from acemq.consuming.early import Early
+from acemq.consuming.expiring import has_expired
 from acemq.consuming.handling import Call, in_time
 from acemq.consuming.holding import Holding
+from acemq.consuming.lanes import LaneBuffer, Lanes
 from acemq.consuming.moving import GivenBack, Mover
 from acemq.consuming.options import MAX_DELIVERIES, ConsumeOptions
 from acemq.consuming.settling import TABLE, Case, Decision, decide, set_aside
 from acemq.consuming.suspects import Suspects
-from acemq.envelope import to_millis
 from acemq.errors import ClaimStoreError, ClosedError, DecodeError
 from acemq.interceptors import Around, ConsumeChain, tell_listeners
 from acemq.message import CURRENT, Message
@@ -79,8 +80,12 @@ class Consumer:
         prefetch: int,
         drain_timeout: Callable[[], timedelta],
         ended: Callable[[Consumer], None],
+        lanes: Lanes | None = None,
     ) -> None:
+        """`lanes`: those of the queue, which are consumed together; `None`: it has none."""
         self.queue, self.name = queue, name
+        self.queues = (queue,) if lanes is None else lanes.highest_first
+        """Those that it takes from."""
         self.handler = call.name
         """Its name."""
         self.state = ConsumerState.STARTING
@@ -108,7 +113,14 @@ class Consumer:
         self._exclusive = options.get("exclusive", False)
         self._drain_timeout, self._ended = drain_timeout, ended
         self._subscription: Subscription | None = None
-        self._holding = Holding(queue, mover.settle, mover.clock)
+        self._suspects = Suspects(
+            options.get("max_deliveries", MAX_DELIVERIES),
+            mover.transport.capabilities_of("queue", queue),
+            in_lanes=lanes is not None,
+        )
+        self._lanes = lanes
+        buffer = None if lanes is None else LaneBuffer(lanes, is_suspect=self._suspects.is_one)
+        self._holding = Holding(queue, mover.settle, mover.clock, buffer)
         self._ready = self._holding.ready
         self._workers: list[asyncio.Task[None]] = []
         self._running: dict[asyncio.Task[Any], Any] = {}
@@ -117,9 +129,6 @@ class Consumer:
         """Deliveries in work that the broker has taken back."""
         self._lapsed: set[Delivery] = set()
         """Those of them whose lease was lost: their handlers are cancelled."""
-        self._suspects = Suspects(
-            options.get("max_deliveries", MAX_DELIVERIES), mover.transport.capabilities_of("queue", queue)
-        )
         self._early = Early.of(mover, queue)
         self._moving: dict[asyncio.Task[bool], Delivery] = {}
         self._settled = 0
@@ -159,9 +168,7 @@ class Consumer:
             worker.add_done_callback(self._worker_ended)
         try:
             with made_public():
-                subscription = await self._transport.subscribe(
-                    self.queue, self, prefetch=self._prefetch, exclusive=self._exclusive, options=self._subscribing
-                )
+                subscription = await self._subscribe()
             if self._stop.is_asked:
                 self._ready.clear()
                 await until(time.monotonic() + CLOSING, subscription.close())
@@ -172,6 +179,13 @@ class Consumer:
             raise
         self._subscription, self.state = subscription, ConsumerState.RUNNING
         return self
+
+    async def _subscribe(self) -> Subscription:
+        if self._lanes is not None:
+            return await self._lanes.subscribe(self._transport, self, self._subscribing)
+        return await self._transport.subscribe(
+            self.queue, self, prefetch=self._prefetch, exclusive=self._exclusive, options=self._subscribing
+        )
 
     def pause(self) -> None:
         """Start no more handlers, and fetch nothing more. Those that run end as always.
@@ -443,7 +457,7 @@ class Consumer:
         telemetry = self._telemetry
         if not telemetry.tracing:
             return None
-        return telemetry.process_span(self.queue, message.envelope, message.wire_headers)
+        return telemetry.process_span(message.queue, message.envelope, message.wire_headers)
 
     def _decode(self, delivery: Delivery) -> Any:
         if delivery.fault is not None:
@@ -458,14 +472,9 @@ class Consumer:
         """Why a delivery is not handed to the handler at all."""
         if self._suspects.is_over_limit(delivery):
             return set_aside(Case.DELIVERY_LIMIT, f"{self._suspects.most} deliveries without an outcome")
-        if h.EXPIRES_AT in delivery.headers:
-            expires_at = h.integer(delivery.headers.get(h.EXPIRES_AT))
-            if expires_at is not None and expires_at <= to_millis(self._clock.now()):
-                return (
-                    Decision(row=TABLE[self._expired])
-                    if self._expired is Case.EXPIRED_DROPPED
-                    else set_aside(self._expired)
-                )
+        if h.EXPIRES_AT in delivery.headers and has_expired(delivery, self._clock):
+            is_dropped = self._expired is Case.EXPIRED_DROPPED
+            return Decision(row=TABLE[self._expired]) if is_dropped else set_aside(self._expired)
         return None
 
     async def _answer(
@@ -564,7 +573,7 @@ class Consumer:
             raise
         self._settled += 1
         if self._telemetry.metering:
-            self._telemetry.consumed(self.queue, message.type, handled.outcome, message.attempt, took)
+            self._telemetry.consumed(message.queue, message.type, handled.outcome, message.attempt, took)
         if span is not None:
             end_span(span, handled.outcome, decision.error if decision.row.error_span else None)
         tell_listeners(message, handled, self._report)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from datetime import timedelta
+from typing import Protocol
 
 from acemq.clock import Clock, Timer
 from acemq.transport import Delivery, Settled, Settlement, Subscription, Verb
@@ -20,11 +21,24 @@ KEPT = timedelta(seconds=60)
 """For so long a pause keeps what was fetched: a short one costs nothing, a long one withholds nothing from others."""
 
 
+class Ready(Protocol):
+    """What is ready, in the order in which it is to be started: a deque, or the buffer of three lanes."""
+
+    def __len__(self) -> int: ...
+    def __iter__(self) -> Iterator[Delivery]: ...
+    def __getitem__(self, index: int, /) -> Delivery: ...
+    def popleft(self) -> Delivery: ...
+    def appendleft(self, delivery: Delivery, /) -> None: ...
+    def extendleft(self, batch: Iterable[Delivery], /) -> None: ...
+    def extend(self, batch: Iterable[Delivery], /) -> None: ...
+    def clear(self) -> None: ...
+
+
 class Holding:
     """The deliveries of one subscription that nobody has started yet, and who waits for them, in turn."""
 
-    def __init__(self, queue: str, settle: Settle, clock: Clock) -> None:
-        self.ready: deque[Delivery] = deque()
+    def __init__(self, queue: str, settle: Settle, clock: Clock, ready: Ready | None = None) -> None:
+        self.ready: Ready = deque[Delivery]() if ready is None else ready
         """The same object for ever."""
         self.paused = False
         self._queue, self._settle, self._clock = queue, settle, clock

@@ -31,7 +31,7 @@ class ConsumeOptions(TypedDict, total=False):
     concurrency: int
     """10; handlers at once."""
     prefetch: int
-    """The connection's, raised to `concurrency`."""
+    """The connection's, raised to `concurrency`; for a queue with lanes to four times that."""
     retry: RetryPolicy
     """The connection's."""
     retry_for: Callable[[Message[Any], BaseException], RetryPolicy | None]
@@ -49,6 +49,8 @@ class ConsumeOptions(TypedDict, total=False):
     """
     expired: Literal["dead_letter", "drop"]
     """dead_letter; what becomes of a message that expired before it was handled."""
+    turn: int
+    """10; on a queue with lanes so many starts have one of a lower lane among them, where one waits."""
     set_aside: str
     """The queue whose `.dlq` and `.parked` take what is given up; the queue itself."""
     idempotency: IdempotencyStore | Idempotency
@@ -129,6 +131,8 @@ def check_options(options: ConsumeOptions, can: Capabilities, prefetch: int) -> 
     most = options.get("max_deliveries", MAX_DELIVERIES)
     if most is not None and most < 1:
         raise ConfigurationError(f"max_deliveries={most} must be 1 or more, or None for no limit")
+    if options.get("turn", 2) < 2:
+        raise ConfigurationError(f"turn={options.get('turn')} must be 2 or more: no lane starves, and high goes first")
     if options.get("expired", "dead_letter") not in ("dead_letter", "drop"):
         raise ConfigurationError(f"expired={options.get('expired')!r} must be 'dead_letter' or 'drop'")
     ask = options.get("retry_for")

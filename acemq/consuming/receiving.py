@@ -10,7 +10,9 @@ from typing import Any, Generic, Self, TypeVar
 from acemq.codec import Reader
 from acemq.consuming.consumer import ConsumerState, state_in
 from acemq.consuming.early import Early
+from acemq.consuming.expiring import Expired
 from acemq.consuming.holding import Holding
+from acemq.consuming.lanes import LaneBuffer, Lanes
 from acemq.consuming.moving import Mover
 from acemq.consuming.pulling import Pulled
 from acemq.errors import ClosedError
@@ -43,14 +45,19 @@ class Receiving(AsyncIterator[Pulled[T_co]], Generic[T_co]):
         prefetch: int,
         drain_timeout: Callable[[], timedelta],
         ended: Callable[[Receiving[Any]], None],
+        lanes: Lanes | None = None,
     ) -> None:
         self.queue, self.name = queue, name
+        self.queues = (queue,) if lanes is None else lanes.highest_first
+        """Those that it takes from."""
         self.last_error: str | None = None
         self.counters, self.mover = mover.counters, mover
         self.fetched_at = mover.clock.monotonic()
         self._reader, self._prefetch = reader, prefetch
         self._drain_timeout, self._ended = drain_timeout, ended
-        self._holding = Holding(queue, mover.settle, mover.clock)
+        self._lanes = lanes
+        self._holding = Holding(queue, mover.settle, mover.clock, None if lanes is None else LaneBuffer(lanes))
+        self._expired = Expired(mover)
         self._early = Early.of(mover, queue)
         self._subscription: Subscription | None = None
         self._stop = StopOnce()
@@ -81,15 +88,19 @@ class Receiving(AsyncIterator[Pulled[T_co]], Generic[T_co]):
     async def start(self) -> Self:
         """Return when the broker has accepted the subscription. `ClosedError`: it was closed meanwhile."""
         with made_public():
-            subscription = await self.mover.transport.subscribe(
-                self.queue, self, prefetch=self._prefetch, options={"name": self.name}
-            )
+            subscription = await self._subscribe()
         if self._stop.is_asked:
             self._holding.ready.clear()
             await until(time.monotonic() + CLOSING, subscription.close())
             raise ClosedError(f"{self.name} was closed while it started")
         self._subscription = subscription
         return self
+
+    async def _subscribe(self) -> Subscription:
+        transport, options = self.mover.transport, {"name": self.name}
+        if self._lanes is not None:
+            return await self._lanes.subscribe(transport, self, options)
+        return await transport.subscribe(self.queue, self, prefetch=self._prefetch, options=options)
 
     def pause(self) -> None:
         """Hand out nothing more, and fetch nothing more.
@@ -114,7 +125,10 @@ class Receiving(AsyncIterator[Pulled[T_co]], Generic[T_co]):
         ready = self._holding.ready
         while not self._stop.is_asked:
             if ready and not self._holding.paused:
-                pulled = Pulled(ready.popleft(), self._reader, self.mover, self.mover.clock)
+                delivery = ready.popleft()
+                if self._expired.takes(delivery):
+                    continue
+                pulled = Pulled(delivery, self._reader, self.mover, self.mover.clock)
                 if self._reader.is_async:
                     await self._fetch(pulled)
                 return pulled

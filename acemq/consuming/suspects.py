@@ -23,14 +23,17 @@ _SUSPECT_AFTER = 2
 class Suspects:
     """Those of one consumer."""
 
-    def __init__(self, max_deliveries: int | None, can: Capabilities) -> None:
-        """`can`: of the queue."""
-        self.most, self._can = max_deliveries, can
+    def __init__(self, max_deliveries: int | None, can: Capabilities, *, in_lanes: bool = False) -> None:
+        """`can`: of the queue.
+
+        `in_lanes`: the foremost is the first suspect, for what has only just come to a higher lane goes before it.
+        """
+        self.most, self._can, self._in_lanes = max_deliveries, can, in_lanes
         self.alone: Delivery | None = None
         """What is handled with nothing beside it."""
         self._after = max(min(_SUSPECT_AFTER, (max_deliveries or MAX_DELIVERIES) - 1), 1)
         self._has_begun = False
-        """Whether a delivery was started since the subscription was last made."""
+        """Whether the foremost was started since the subscription was last made."""
         self._foremost: Delivery | None = None
         """The first of them, until it was looked at: its body is not to be kept."""
         self._released: deque[str] = deque(maxlen=_REMEMBERED)
@@ -42,7 +45,7 @@ class Suspects:
 
     def begin(self, delivery: Delivery) -> None:
         """It is about to be looked at."""
-        if not self._has_begun:
+        if not self._has_begun and not (self._in_lanes and not self.is_one(delivery)):
             self._has_begun, self._foremost = True, delivery
 
     def is_one(self, delivery: Delivery) -> bool:

@@ -17,7 +17,7 @@ ABILITIES: dict[str, Callable[[Capabilities], object]] = {
     ),
     "delayed retry without a copy": lambda can: can.requeue_delay if can.requeue_rewrites else None,
     "rung queues for long retry waits": lambda can: can.dead_letter_routes,
-    "expiry of one message (`expires_in=`)": lambda can: can.expiry,
+    "expiry of one message (`expires_in=`)": lambda can: can.expiry or "by whoever receives it",
     "priority levels a queue may have": lambda can: can.priorities or None,
     "exclusive consumers": lambda can: can.exclusive,
     "consumer priority": lambda can: can.consumer_priority,

@@ -105,7 +105,7 @@ def named(names: Sequence[str], topology: Topology | None) -> list[str]:
 
 
 def _consumed(topology: Topology | None) -> list[str]:
-    queues: Iterable[str] = () if topology is None else (queue.name for queue in topology.queues)
+    queues: Iterable[str] = () if topology is None else (queue.name for queue in topology.in_lanes().queues)
     return [name for name in dict.fromkeys(queues) if not name.endswith(SUFFIXES) and ".retry." not in name]
 
 

@@ -182,7 +182,7 @@ class Requests:
         check_keywords("request", options, _OPTIONS)
         check_duration("timeout", timeout)
         check_key("routing key", routing_key)
-        self._connection.outbound.encoder.check_options(exchange, routing_key, cast("PublishOptions", options))
+        self._connection.outbound.check_options(exchange, routing_key, cast("PublishOptions", options))
         if h.REPLY_TO in options.get("headers", {}):
             raise ConfigurationError(
                 f"header {h.REPLY_TO!r} is the address for the answer, which request() writes itself"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from datetime import timedelta
+from typing import cast
 
 from acemq import delays, ladder
 from acemq import headers as h
@@ -17,7 +18,7 @@ from acemq.ids import new_id
 from acemq.keywords import check_keywords
 from acemq.message import CURRENT
 from acemq.publishing.options import OPTIONS, SAID_BY_ENVELOPE, PublishOptions
-from acemq.topology import SCHEDULE_QUEUE, check_key, check_name
+from acemq.topology import SCHEDULE_QUEUE, check_key, check_name, lanes_of
 from acemq.transport import Capabilities, Outgoing, Transport
 
 _NOTHING, _MILLISECOND = timedelta(), timedelta(milliseconds=1)
@@ -71,6 +72,17 @@ class Encoder:
             message_id=identity,
             content_type=content_type,
         )
+
+    def into_lane(self, queue: str, options: PublishOptions) -> tuple[str, PublishOptions]:
+        """Of a queue with lanes: the one of this priority, and what else there is to say of a publish into it."""
+        priority, lanes = options.get("priority"), lanes_of(queue)
+        if priority not in (0, 1, 2):
+            raise ConfigurationError(f"priority={priority!r}: queue {queue!r} has lanes: 0 low, 1 normal, 2 high")
+        lane = lanes[priority]
+        rest = cast("PublishOptions", {name: value for name, value in options.items() if name != "priority"})
+        if "envelope" not in rest and self.way("", lane, rest.get("delay")) is not Way.LADDER:
+            rest.setdefault("type", queue)
+        return lane, rest
 
     def codecs_of(self, options: PublishOptions | None) -> Codecs:
         return Codecs.of(options["codec"]) if options and "codec" in options else self.codecs
@@ -171,15 +183,12 @@ class Encoder:
         can = self.can(exchange, routing_key)
         if options.get("version", 1) < 1:
             raise ConfigurationError(f"version={options.get('version')} must be 1 or more")
-        priority = options.get("priority")
-        if priority is not None:
-            if not 0 <= priority <= 255:
-                raise ConfigurationError(f"priority={priority} must lie between 0 and 255")
-            if priority >= max(can.priorities, 1) and not (exchange and can.priorities):
-                levels = f"{priority + 1} priority levels"
-                advice = "" if exchange else f"Declare it with .queue({routing_key!r}, priorities={priority + 1})"
-                where = can.transport if exchange else f"queue {routing_key!r} on {can.transport}"
-                raise CapabilityError(where, levels, f"priority={priority}", advice)
+        priority = check_priority(options)
+        if priority is not None and priority >= max(can.priorities, 1) and not (exchange and can.priorities):
+            levels = f"{priority + 1} priority levels"
+            advice = "" if exchange else _advice(routing_key, priority)
+            where = can.transport if exchange else f"queue {routing_key!r} on {can.transport}"
+            raise CapabilityError(where, levels, f"priority={priority}", advice)
         if "timeout" in options:
             check_duration("timeout", options["timeout"])
         if "expires_in" in options:
@@ -211,6 +220,18 @@ class Encoder:
 
     def _now_ms(self) -> int:
         return time.time_ns() // 1_000_000 if self._clock is SYSTEM else to_millis(self._clock.now())
+
+
+def check_priority(options: PublishOptions) -> int | None:
+    priority = options.get("priority")
+    if priority is not None and not 0 <= priority <= 255:
+        raise ConfigurationError(f"priority={priority} must lie between 0 and 255")
+    return priority
+
+
+def _advice(queue: str, priority: int) -> str:
+    lanes = ", or priorities='lanes'" if priority < 3 else ""
+    return f"Declare it with .queue({queue!r}, priorities={priority + 1}){lanes}"
 
 
 def check_place(exchange: str, routing_key: str) -> None:

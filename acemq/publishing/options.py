@@ -39,7 +39,7 @@ class PublishOptions(TypedDict, total=False):
     mandatory: bool
     """True: a message that no queue takes is an error."""
     priority: int
-    """0–255, below the levels that the queue was declared with."""
+    """0–255, below the levels that the queue was declared with; of a queue with lanes 0 low, 1 normal, 2 high."""
     expires_in: timedelta
     """After it the message is not handled any more."""
     delay: timedelta

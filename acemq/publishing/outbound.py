@@ -8,7 +8,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from datetime import timedelta
 from itertools import islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import msgspec
 from opentelemetry.trace import Span
@@ -28,13 +28,15 @@ from acemq.errors import (
     EncodeError,
     LoopError,
     PublishingPausedError,
+    PublishRefusedError,
 )
 from acemq.headers import HeaderValue
 from acemq.message import CURRENT, IN_BATCH
 from acemq.public_errors import publish_error
 from acemq.publishing.draft import Draft, draft_of
-from acemq.publishing.encoding import Encoder, check_place
+from acemq.publishing.encoding import Encoder, check_place, check_priority
 from acemq.publishing.gate import PAUSED, Gate, WhenBlocked
+from acemq.publishing.lanes import KnownLanes
 from acemq.publishing.options import PublishOptions
 from acemq.publishing.passing import Passing
 from acemq.publishing.permits import Permits
@@ -89,6 +91,7 @@ class Outbound:
         self._transport, self._telemetry = transport, telemetry
         self.encoder = Encoder(transport, codecs=codecs, origin=origin, correlate=correlate, clock=clock)
         self._lay_ladder, self._has_ladder = lay_ladder, False
+        self.lanes = KnownLanes(transport.exists, clock)
         self.timeout = timeout
         self.permits = Permits(max_outstanding, lambda: transport.state.outstanding)
         self.gate = Gate(when_blocked, clock)
@@ -131,6 +134,10 @@ class Outbound:
             check_duration("timeout", within)
             draft = draft_of(exchange, routing_key, payload, options)
             return await self._publish_draft(draft, within, own, transaction)
+        if options and "priority" in options:
+            began = time.perf_counter()
+            routing_key, options = await self._into_lane(exchange, routing_key, options, within)
+            within = _left(within, began)
         outgoing = self.encoder.encode(exchange, routing_key, payload, options)
         if options and "delay" in options and not self._has_ladder:
             await self._see_to_ladder(outgoing)
@@ -165,10 +172,12 @@ class Outbound:
             return await self._publish_many_in(self._transaction(options), exchange, routing_key, payloads, options)
         if self.chain is not None or self.encoder.codecs_of(options).is_async:
             check_place(exchange, routing_key)
-            self.encoder.check_options(exchange, routing_key, options or {})
+            self.encoder.check_options(exchange, *await self._into_lane(exchange, routing_key, options or {}, within))
             return await self.publish_batch(
                 (draft_of(exchange, routing_key, payload, options) for payload in payloads), within
             )
+        if options and "priority" in options:
+            routing_key, options = await self._into_lane(exchange, routing_key, options, within)
         if options and options.get("delay"):
             way = self.encoder.check_options(exchange, routing_key, options)
             if way in (Way.LADDER, Way.HOPS):
@@ -214,10 +223,42 @@ class Outbound:
                     results.append(error)
             return all_through(results)
         within = options.get("timeout", self.timeout)
+        routing_key, options = await self._into_lane(exchange, routing_key, options, within)
         drafts = self._drafts(exchange, routing_key, payloads, options)
         while window := list(islice(drafts, WINDOW)):
             results.extend(await self._publish_window(window, within, transaction=transaction))
         return all_through(results)
+
+    def check_options(self, exchange: str, routing_key: str, options: PublishOptions) -> None:
+        """As far as it can be told without I/O: a queue that is not known here may have lanes for its priority."""
+        if options.get("priority") is not None and not exchange:
+            known = self.lanes.known(routing_key)
+            if known:
+                routing_key, options = self.encoder.into_lane(routing_key, options)
+            elif known is None:
+                check_priority(options)
+                options = cast("PublishOptions", {name: value for name, value in options.items() if name != "priority"})
+        self.encoder.check_options(exchange, routing_key, options)
+
+    async def _into_lane(
+        self, exchange: str, routing_key: str, options: PublishOptions, within: timedelta
+    ) -> tuple[str, PublishOptions]:
+        """The same, but for a priority that names one of the lanes of a queue."""
+        priority = options.get("priority")
+        if exchange or priority is None:
+            return routing_key, options
+        check_place(exchange, routing_key)
+        check_priority(options)
+        try:
+            async with asyncio.timeout(within.total_seconds()):
+                has_lanes = await self.lanes.has(routing_key)
+        except (port.TransportError, TimeoutError) as error:
+            raise PublishRefusedError(
+                f"whether queue {routing_key!r} has lanes for priority={priority} could not be seen, and "
+                f"nothing was written: {error or f'no answer within {within}'}",
+                routing_key=routing_key,
+            ) from error
+        return self.encoder.into_lane(routing_key, options) if has_lanes else (routing_key, options)
 
     def _transaction(self, options: PublishOptions) -> object:
         transaction = options.get("transaction")
@@ -313,7 +354,7 @@ class Outbound:
         passing = [Passing(draft, self.chain) for draft in window]
         results: list[Receipt | Exception] = []
         try:
-            ready = [await self._encoded_or_refused(each) for each in passing]
+            ready = [await self._encoded_or_refused(each, within) for each in passing]
             while len(results) < len(ready):
                 rest = ready[len(results) :]
                 taken, refusal = await self._room(len(rest), within)
@@ -337,7 +378,7 @@ class Outbound:
 
     async def _publish_draft(self, draft: Draft, within: timedelta, own: bool, transaction: object | None) -> Receipt:
         passing = Passing(draft, self.chain)
-        outgoing = await self._encode(passing)
+        outgoing = await self._encode(passing, within)
         try:
             result, took = await self._through(outgoing, within, passing.span, own, transaction)
         except BaseException as raised:
@@ -355,18 +396,19 @@ class Outbound:
         await passing.tell(receipt)
         return receipt
 
-    async def _encoded_or_refused(self, passing: Passing) -> Outgoing | Exception:
+    async def _encoded_or_refused(self, passing: Passing, within: timedelta) -> Outgoing | Exception:
         try:
-            return await self._encode(passing)
+            return await self._encode(passing, within)
         except Exception as error:
             return error
 
-    async def _encode(self, passing: Passing) -> Outgoing:
+    async def _encode(self, passing: Passing, within: timedelta) -> Outgoing:
         """Open the span, ask the hooks, and only then encode. What is refused here is counted as refused."""
         draft, telemetry = passing.draft, self._telemetry
         began, trace_headers = time.perf_counter(), dict[str, HeaderValue]()
         check_place(draft.exchange, draft.routing_key)
-        self.encoder.check_options(draft.exchange, draft.routing_key, draft.given)
+        lane, given = await self._into_lane(draft.exchange, draft.routing_key, draft.given, within)
+        self.encoder.check_options(draft.exchange, lane, given)
         draft.complete(self.encoder.envelope, self.encoder.codecs)
         where = draft.exchange, draft.routing_key
         if telemetry.tracing:
@@ -375,13 +417,14 @@ class Outbound:
             await passing.before()
             climbs = self.encoder.way(draft.exchange, draft.routing_key, draft.delay) is Way.LADDER
             options = draft.options_without_envelope() if climbs else draft.options()
+            lane, options = await self._into_lane(draft.exchange, draft.routing_key, options, within)
             codecs, encoded = self.encoder.codecs_of(options), None
             if codecs.is_async:
                 # What is wrong with the rest is found before a store is asked.
                 check_place(draft.exchange, draft.routing_key)
-                self.encoder.check_options(draft.exchange, draft.routing_key, options)
+                self.encoder.check_options(draft.exchange, lane, options)
                 encoded = await codecs.write_async(draft.payload, options.get("content_type"))
-            outgoing = self.encoder.encode(draft.exchange, draft.routing_key, draft.payload, options, encoded)
+            outgoing = self.encoder.encode(draft.exchange, lane, draft.payload, options, encoded)
             if "delay" in options:
                 await self._see_to_ladder(outgoing)
         except BaseException as error:
@@ -393,8 +436,8 @@ class Outbound:
         if passing.span is not None:
             assert isinstance(outgoing.headers, dict)
             outgoing.headers.update(trace_headers)
-            if where != (draft.exchange, draft.routing_key):
-                telemetry.redirected(passing.span, draft.exchange, draft.routing_key)
+            if where != (draft.exchange, lane):
+                telemetry.redirected(passing.span, draft.exchange, lane)
         return outgoing
 
     # For the library's own copies, replies and hops

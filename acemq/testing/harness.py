@@ -177,7 +177,7 @@ class MessageHarness:
         ]
 
     def _open(self) -> list[str]:
-        consumed = {consumer.queue for consumer in self.mq.consumers}
+        consumed = {queue for consumer in self.mq.consumers for queue in consumer.queues}
         counts = Counter(
             (each.queue, each.state)
             for each in self.broker.snapshot()
@@ -263,7 +263,7 @@ class _Log:
 
     def took(self, message: Message[Any]) -> None:
         self.running[message] = None
-        here = (each for each in self.consumers if isinstance(each, Consumer) and each.queue == message.queue)
+        here = (each for each in self.consumers if isinstance(each, Consumer) and message.queue in each.queues)
         self.handlers[message.queue] = list(dict.fromkeys(consumer.handler for consumer in here))
         worker = asyncio.current_task()
         if worker is not None:

@@ -235,7 +235,7 @@ class Bench:
 
     def described(self, name: str, **options: Unpack[QueueOptions]) -> Topology:
         wanted: QueueOptions = {**self.suite.queues, **options}
-        if wanted.get("priorities"):
+        if wanted.get("priorities", 0) not in (0, "lanes"):
             wanted["type"] = "classic"
         return Topology().queue(name, **wanted)
 
@@ -255,7 +255,7 @@ class Bench:
         whole = topology.spelled_out()
         self._queues |= {queue.name for queue in whole.queues}
         self._exchanges |= {exchange.name for exchange in whole.exchanges if not exchange.name.startswith("acemq.")}
-        return list(await (t or self.t).apply(topology, mode))
+        return list(await (t or self.t).apply(topology.in_lanes(), mode))
 
     # Publishing
 

@@ -10,6 +10,7 @@ import pytest
 
 from acemq import headers as h
 from acemq.ack import Ack
+from acemq.consuming.consumer import Consumer
 from acemq.errors import AcemqError, CapabilityError
 from acemq.headers import HeaderValue
 from acemq.message import Message
@@ -19,7 +20,7 @@ from acemq.retry import RetryPolicy
 from acemq.testing.conformance.bench import Bench
 from acemq.testing.conformance.hooks import Hooks, Impossible
 from acemq.testing.conformance.scenario import scenario
-from acemq.topology import dead_letters_of, parked_of
+from acemq.topology import dead_letters_of, lanes_of, parked_of
 from acemq.transport import FOREVER
 
 CHANGED_BY_THE_WAY = frozenset(
@@ -36,6 +37,10 @@ SCHEDULED = timedelta(seconds=1)
 
 PATIENCE = timedelta(seconds=5)
 """A delay of a broker that is waited for by a real clock."""
+
+
+_PATIENCE = timedelta(seconds=60)
+"""For many messages, one at a time: how quickly they go is not what is shown."""
 
 
 async def _census(bench: Bench, queue: str) -> None:
@@ -139,6 +144,54 @@ class Engine(Hooks):
                 assert message.attempt == 1
             if longest:
                 assert {message.id for _, message in handled} == ids, "with its envelope"
+
+    @scenario("C-125", "three lanes: the urgent first, and nobody starved")
+    async def test_c125_lanes(self, bench: Bench) -> None:
+        queue = await bench.queue(priorities="lanes")
+        low, _, high = lanes_of(queue)
+        shares, waiting = {low: 1, high: 3}, {low: 60, high: 0}
+        starts: list[tuple[str, int]] = []
+        consumers: list[Consumer] = []
+        urgent_are_sent, unsettled = asyncio.Event(), 0
+
+        def is_full(running: str) -> bool:
+            nonlocal unsettled
+            if not consumers:
+                return False  # the first may be handled before its consumer has all three
+            (consumer,) = consumers
+            assert consumer.subscription is not None
+            unsettled = max(unsettled, consumer.subscription.held)
+            return consumer.held >= sum(min(shares[lane] - (lane == running), waiting[lane]) for lane in shares)
+
+        async def handle(message: Message[int]) -> None:
+            starts.append((message.queue, message.payload))
+            waiting[message.queue] -= 1
+            if len(starts) == 5:
+                await urgent_are_sent.wait()
+            # What is shown is the choice among lanes that have something, and not how quickly they are fetched.
+            await bench.eventually(lambda: is_full(message.queue), "the buffer holds what it may")
+
+        async with bench.connection() as mq:
+            await mq.send_many(queue, range(60), priority=0)
+            async with mq.consume(queue, int, handle, prefetch=6, concurrency=1) as consumer:
+                consumers.append(consumer)
+                await bench.eventually(lambda: len(starts) == 5, "low ones are handled", seen=lambda: len(starts))
+                waiting[high] += 20
+                await mq.send_many(queue, range(20), priority=2)
+                urgent_are_sent.set()
+                await bench.eventually(
+                    lambda: len(starts) >= 35, "30 more starts", within=_PATIENCE, seen=lambda: len(starts)
+                )
+        # Of the six places two are kept for normal ones: a lane with a backlog does not take another's.
+        assert 0 < unsettled <= sum(shares.values())
+        lanes = [lane for lane, _ in starts[5:35]]
+        assert lanes.count(high) == 20, lanes
+        urgent = lanes[: len(lanes) - lanes[::-1].index(high)]
+        assert all(low in urgent[at : at + 10] for at in range(len(urgent) - 9)), urgent
+        if bench.can.ordering == "fifo":
+            for lane in (low, high):
+                numbers = [number for each, number in starts if each == lane]
+                assert numbers == sorted(numbers)
 
     @scenario("C-126", "what has expired is never handled")
     async def test_c126_expired(self, bench: Bench) -> None:

@@ -107,6 +107,7 @@ ROWS: tuple[Row, ...] = (
         lambda facts: f"{facts['priorities']}",
         needs="priorities",
     ),
+    Row("three lanes without starvation", ("C-125",)),
     Row("expiry of one message in the broker", ("C-095", "C-096"), needs="expiry"),
     Row("expired messages are never handled", ("C-126",)),
     Row(

@@ -486,6 +486,7 @@ MUTANTS: dict[str, Callable[[Transport, MemoryBroker], Transport]] = {
     "C-112": CountsWhatIsHeldAsReady,
     "C-120": IgnoresAnOptionItCannotHonour,
     "C-122": KeepsARetryInItsHands,
+    "C-125": HandsOutOneTooMany,
 }
 """The most telling ones: a defect for its scenario."""
 
