@@ -211,7 +211,8 @@ class Database:
 
         lacking = await self.run(missing)
         if lacking is None:
-            raise TopologyError(f"there is no table {table.fullname!r}", advice=_MAKE)
+            advice = f"Is the name right, and is this its database? {_MAKE}"
+            raise TopologyError(f"there is no table {table.fullname!r}", advice=advice)
         if lacking:
             raise TopologyError(
                 f"table {table.fullname!r} is an old one or somebody else's: it has no {', '.join(lacking)}",
