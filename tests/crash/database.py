@@ -88,6 +88,7 @@ def _relay_dies(kept: Kept, mq: AceMQ, store: Any, recorder: Recorder) -> None:
         if kept.dies == "before mark":
             die(recorder, kept.dies)
         count: int = await published(ids, token)
+        recorder.note("marked", f"{count}")
         if kept.dies == "after mark":
             die(recorder, kept.dies)
         return count
