@@ -35,7 +35,7 @@ ROUNDS = 20
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("place", ["sqlite", "postgresql", "mariadb"], indirect=True)
 async def test_o026_tables_that_eight_processes_make_at_once(place: Sql) -> None:
     url = place.engine.url.render_as_string(hide_password=False)
@@ -72,7 +72,7 @@ async def test_o026_tables_that_eight_processes_make_at_once(place: Sql) -> None
             await place.add(store, record("m", key="k"))
             for table in ("acemq_outbox", "acemq_idempotency", *(["acemq_outbox_slots"] * (place.name == "mariadb"))):
                 await place.execute(f"DROP TABLE {table}")
-        ended = await asyncio.gather(*(process.communicate() for process in processes))
+        ended = await asyncio.gather(*(process.communicate(b"") for process in processes))  # the end of its rounds
         assert [(process.returncode, error) for process, (_, error) in zip(processes, ended, strict=True)] == [
             (0, b"")
         ] * 8

@@ -57,7 +57,7 @@ SENT, FAILED, PENDING = 500_000, 20, 1_000
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 @SQLITE_AND_POSTGRES
 async def test_o024_half_a_million_sent_rows_slow_nobody_down_and_go_while_it_is_busy(
     place: Sql, mq: AceMQ, log: Log
