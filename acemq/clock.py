@@ -11,6 +11,7 @@ import itertools
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Protocol
 
 from acemq.errors import ConfigurationError
@@ -139,16 +140,40 @@ class _MovableTimer:
             self.loop.call_soon_threadsafe(self.call)
 
 
+class Pauses:
+    """Waits by any clock that may be ended together before their time."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._under_way: set[asyncio.Future[None]] = set()
+
+    async def pause(self, seconds: float) -> None:
+        """Return after so long, or as soon as `end` is called. Whoever waits looks for himself which it was."""
+        if seconds <= 0:
+            return
+        pause: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        timer = self._clock.call_later(seconds, partial(_end, pause))
+        self._under_way.add(pause)
+        try:
+            await pause
+        finally:
+            timer.cancel()
+            self._under_way.discard(pause)
+
+    def end(self) -> None:
+        """All that are under way; one that begins later takes its time."""
+        for pause in self._under_way:
+            _end(pause)
+
+
+def _end(pause: asyncio.Future[None]) -> None:
+    if not pause.done():
+        pause.set_result(None)
+
+
 async def sleep(clock: Clock, delay: float) -> None:
     """`asyncio.sleep` by any clock."""
-    if delay <= 0:
-        return
-    done = asyncio.get_running_loop().create_future()
-    timer = clock.call_later(delay, lambda: None if done.done() else done.set_result(None))
-    try:
-        await done
-    finally:
-        timer.cancel()
+    await Pauses(clock).pause(delay)
 
 
 def check_duration(option: str, value: object, *, zero: bool = False) -> timedelta:

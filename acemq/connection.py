@@ -627,21 +627,22 @@ class Connection:
                     await self.provide(SCHEDULE)
                     self._has_ladder = True
 
-    async def provide(self, topology: Topology) -> None:
-        """See to what the library needs by itself, in the way that the connection's `topology=` says.
+    async def provide(self, topology: Topology) -> tuple[str, ...]:
+        """See to what the library needs by itself, in the way that the connection's `topology=` says; gives the advice.
 
         Whoever needs several objects asks for all of them before the first is used, so that what is missing is one
         `TopologyError`, and nothing has begun.
         """
         if self._topology is TopologyMode.CREATE:
-            await self._apply(topology, ApplyMode.CREATE)
-        elif self._topology is TopologyMode.VERIFY:
+            return (await self._apply(topology, ApplyMode.CREATE)).advice
+        if self._topology is TopologyMode.VERIFY:
             try:
-                await self._apply(topology, ApplyMode.VERIFY)
+                return (await self._apply(topology, ApplyMode.VERIFY)).advice
             except DriftError:
                 raise
             except TopologyError as missing:
                 raise TopologyError(*missing.problems, advice=_VERIFIED) from missing
+        return ()
 
     async def _apply(self, topology: Topology, mode: ApplyMode) -> Plan:
         advice = tuple(self.transport.advice(topology)) if isinstance(self.transport, Adviser) else ()

@@ -277,8 +277,12 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     fenced: bool = False
     """A stale settlement never changes anything."""
     counts_deliveries: bool = False
+    delivery_limit: int | None = None
+    """Deliveries after which the broker gives a message up by itself, as far as can be known; `None`: it never does."""
     exclusive: bool = False
     consumer_priority: bool = False
+    consumer_arguments: bool = False
+    """`subscribe` passes `arguments` of its options on to the broker."""
     transactions: bool = False
     max_length: bool = False
     streams: bool = False

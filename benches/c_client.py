@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import subprocess
 from pathlib import Path
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 from benches.running import Task
 
@@ -33,6 +33,7 @@ def build(folder: Path) -> Path:
 
 def command(program: Path, task: Task) -> list[str]:
     url = urlsplit(task.url)
-    where = (task.job, url.hostname or "localhost", url.port or 5672, task.queue)
+    who = (unquote(url.username or "guest"), unquote(url.password or "guest"))
+    where = (task.job, url.hostname or "localhost", url.port or 5672, *who, task.queue)
     how = (task.count, task.size, task.window, task.prefetch, task.ack_every, task.rate, task.limit)
     return [str(program), *map(str, (*where, *how))]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Annotated
 
@@ -11,13 +12,16 @@ import typer
 from acemq import __version__
 from acemq.cli.options import TEN_SECONDS, Json, Names, Timeout, TopologyName, Url, Wide, Yes, duration
 from acemq.cli.outbox import outbox
-from acemq.cli.running import ExitCode, confirm, connected, ending
+from acemq.cli.running import ExitCode, PartlyDone, confirm, connected, ending
 from acemq.cli.showing import Output, bar, body_of, clean
 from acemq.cli.target import required_topology, topology_of, url_of
-from acemq.errors import ReplayError
+from acemq.errors import AcemqError, ReplayError
+from acemq.health import without_secrets
 from acemq.ops import doctor as doctors
 from acemq.ops import letters, queues, replays
+from acemq.ops.making import made_between
 from acemq.ops.replays import ReplayOrder
+from acemq.ops.words import counted
 from acemq.patterns.replay import ReplayResult, StopReason
 from acemq.plan import Plan
 from acemq.topology import Declaration
@@ -122,6 +126,7 @@ def show_letters(
     """What lies in a dead-letter or parked queue and why, or one message with its headers and body."""
     output = Output(as_json=as_json, wide=wide)
     with ending(output):
+        letters.check_most(most)
         if id is not None:
             found = connected(url_of(url), timeout, lambda mq: letters.find(mq, source, id))
             output.items("dlq.message", [found])
@@ -148,6 +153,7 @@ def show_letters(
                 for letter in several
             ],
             right=("#", "ATTEMPT", "REPLAYS"),
+            a_line_each=True,
         )
 
 
@@ -200,7 +206,7 @@ def replay(
         ),
     ] = None,
     limit: Annotated[int | None, typer.Option(help="Replay so many at most.")] = None,
-    rate: Annotated[float | None, typer.Option(help="So many a second at most.")] = None,
+    rate: Annotated[float | None, typer.Option(help="So many a second at most. A dry run looks at once.")] = None,
     within: Annotated[
         timedelta | None, typer.Option(parser=duration, metavar="TIME", help="Stop after so long.")
     ] = None,
@@ -251,6 +257,8 @@ def replay(
         result = told[-1]
         output.acted(result.replayed, skipped=replays.skipped(result), took=result.took, replay=result)
         output.say(_account(result))
+        if dry_run and rate is not None:
+            output.say("A dry run puts nothing back, so --rate did not slow it down.")
         if code or result.stopped is StopReason.HELD:
             raise typer.Exit(ExitCode.PARTLY)
 
@@ -259,7 +267,8 @@ def _question(order: ReplayOrder, before: replays.ReplayPreview) -> str:
     # How many a filter accepts is not known yet: only the dry run looks.
     those = f"what has {' and '.join(order.where)} among " if order.where else ""
     most = f", {before.most:,} at most" if before.most < before.waiting else ""
-    return clean(f"Replay {those}the {before.waiting:,} messages of {order.source} into {order.target}{most}?")
+    those += f"the {counted(before.waiting, 'message')} of {order.source}"
+    return clean(f"Replay {those} into {order.target}{most}?")
 
 
 def _account(result: ReplayResult) -> str:
@@ -316,7 +325,9 @@ def plan_topology(
 
 
 @topology_app.command(
-    "apply", epilog="Example: acemq topology apply --topology shop:topology.  Exit codes: 0, 2, 3, 4."
+    "apply",
+    epilog="Example: acemq topology apply --topology shop:topology.  Exit codes: 0, 2, 3, 4, 5. "
+    "Stopped in the middle, by Ctrl-C or a failure, it looks once more and says what was made.",
 )
 def apply_topology(
     topology: TopologyName = None,
@@ -334,9 +345,28 @@ def apply_topology(
         plan = connected(broker, timeout, lambda mq: mq.plan(described))
         missing = sum(finding.verdict == "missing" for finding in plan.findings)
         if missing and not plan.drifted:
-            confirm(f"Make the {missing:,} objects that are missing?", yes=yes)
-        made = connected(broker, timeout, lambda mq: mq.declare(described))
+            confirm(f"Make what is missing, {counted(missing, 'object')}?", yes=yes)
+        try:
+            made = connected(broker, timeout, lambda mq: mq.declare(described))
+        except (KeyboardInterrupt, AcemqError) as error:
+            if missing and not plan.drifted:
+                _say_what_was_made(error, plan, lambda: connected(broker, timeout, lambda mq: mq.plan(described)))
+            raise
         _show_plan("topology.applied", made, output)
+
+
+def _say_what_was_made(error: BaseException, before: Plan, look_again: Callable[[], Plan]) -> None:
+    """Raise `PartlyDone` unless nothing was."""
+    kind, text = type(error).__name__, without_secrets(str(error))
+    if isinstance(error, KeyboardInterrupt):
+        kind, text = "Interrupted", "interrupted"
+    try:
+        found = made_between(before, look_again())
+    except (KeyboardInterrupt, AcemqError):
+        text += "; some of it may be made: `acemq topology plan` shows what is there"
+        raise PartlyDone(kind, text) from error
+    if found.made:
+        raise PartlyDone(kind, f"{text}; {found}. The same command makes the rest", found=found) from error
 
 
 def _show_plan(kind: str, plan: Plan, output: Output) -> None:

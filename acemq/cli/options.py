@@ -34,7 +34,7 @@ Timeout = Annotated[
     typer.Option("--timeout", parser=duration, metavar="TIME", show_default="10s", help="How long to try to connect."),
 ]
 Json = Annotated[bool, typer.Option("--json", help="One JSON object instead of tables.")]
-Wide = Annotated[bool, typer.Option("--wide", help="Cut nothing off.")]
+Wide = Annotated[bool, typer.Option("--wide", help="Cut nothing off, and break no line.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 Names = Annotated[list[str] | None, typer.Argument(metavar="[QUEUE]...", help="Else those of the topology.")]
 

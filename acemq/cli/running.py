@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import sys
 from collections.abc import Awaitable, Callable, Generator
 from contextlib import contextmanager
@@ -13,7 +14,7 @@ from typing import TypeVar
 
 import typer
 
-from acemq.cli.showing import Output
+from acemq.cli.showing import Output, clean
 from acemq.errors import AcemqError, ConfigurationError, ConnectionFailedError, DriftError, ReplayError
 from acemq.health import without_secrets
 from acemq.mq import AceMQ, connect
@@ -35,13 +36,23 @@ class ExitCode(IntEnum):
     UNREACHABLE = 4
     """The broker or the database does not answer, or refuses the credentials."""
     PARTLY = 5
-    """Partly done: interrupted, stopped by a failure, or held up by its filters. The numbers say how far."""
+    """Partly done: interrupted, stopped by a failure, or held up by its filters. What is shown says how far."""
     INTERRUPTED = 130
     """Interrupted before anything was done."""
+    CLOSED = 141
+    """Whoever read the output, such as `head`, has closed it. What was to be done was done before."""
 
 
 class NotConfirmed(Exception):
     """Nobody said yes."""
+
+
+class PartlyDone(Exception):
+    """Some of it is done; the text says why it stopped and what is done, `facts` say it to programs."""
+
+    def __init__(self, kind: str, text: str, **facts: object) -> None:
+        self.kind, self.facts = kind, facts
+        super().__init__(text)
 
 
 def connected(url: str, timeout: timedelta, work: Callable[[AceMQ], Awaitable[T]]) -> T:
@@ -51,19 +62,52 @@ def connected(url: str, timeout: timedelta, work: Callable[[AceMQ], Awaitable[T]
         async with connect(url, name="acemq-cli", connect_timeout=timeout) as mq:
             return await work(mq)
 
-    # What the library logs while it recovers belongs into a service's log, and would tear the tables here.
-    logging.basicConfig(level=logging.ERROR, format="%(message)s")
     return asyncio.run(run())
+
+
+class _Cleaned(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        return clean(super().format(record))
+
+
+def log_errors_only() -> None:
+    """What the library logs while it recovers belongs into a service's log, and would tear the tables here."""
+    to_error = logging.StreamHandler()
+    to_error.setFormatter(_Cleaned("%(message)s"))
+    logging.basicConfig(level=logging.ERROR, handlers=[to_error])
 
 
 @contextmanager
 def ending(output: Output) -> Generator[None]:
     """An error becomes one sentence, or one JSON object, on standard error, and a code."""
+    log_errors_only()
+    try:
+        with _told(output):
+            yield
+    except BrokenPipeError:
+        _let_go()
+        raise typer.Exit(ExitCode.CLOSED) from None
+
+
+def _let_go() -> None:
+    """What a closed stream has not taken is forgotten: Python would try once more at its end, and complain."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except BrokenPipeError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
+@contextmanager
+def _told(output: Output) -> Generator[None]:
     try:
         yield
     except NotConfirmed as refusal:
         output.error("NotConfirmed", str(refusal))
         raise typer.Exit(ExitCode.REFUSED) from None
+    except PartlyDone as partly:
+        output.error(partly.kind, str(partly), **partly.facts)
+        raise typer.Exit(ExitCode.PARTLY) from None
     except AcemqError as error:
         output.error(type(error).__name__, without_secrets(str(error)))
         raise typer.Exit(_code_of(error)) from None

@@ -27,12 +27,17 @@ STYLES = {"ok": "green", "up": "green", "look": "yellow", "degraded": "yellow", 
 """Never colour alone: the word says it too."""
 
 
+class _Console(Console):
+    def on_broken_pipe(self) -> None:
+        raise BrokenPipeError  # for `ending`, where rich would leave with 1, which means something else here
+
+
 class Output:
     """Where a command writes: tables, or with `--json` one object."""
 
     def __init__(self, *, as_json: bool, wide: bool = False) -> None:
         self.as_json = as_json
-        self._console = Console(highlight=False)
+        self._console = _Console(highlight=False)
         self._wide = wide
 
     def items(self, kind: str, items: Sequence[Any], **more: Any) -> None:
@@ -44,35 +49,58 @@ class Output:
         if self.as_json:
             _write("acted", {"affected": affected, "skipped": skipped, "took": took, **more})
 
-    def error(self, kind: str, message: str) -> None:
+    def error(self, kind: str, message: str, **more: object) -> None:
         if self.as_json:
-            _write("error", {"error": kind, "message": message}, to_error=True)
+            _write("error", {"error": kind, "message": message, **more}, to_error=True)
         else:
-            print(clean(message), file=sys.stderr)
+            print(clean(message), file=sys.stderr, flush=True)
 
     def say(self, line: str = "") -> None:
         """A line for people, broken between words at a terminal and nowhere else."""
         if not self.as_json:
             self._console.print(Text(clean(line)), soft_wrap=not self._console.is_terminal)
 
-    def table(self, columns: Sequence[str], rows: Sequence[Sequence[object]], *, right: Sequence[str] = ()) -> None:
-        """At a terminal the last column is cut where it does not fit, unless all is wanted; elsewhere nothing is."""
+    def table(
+        self,
+        columns: Sequence[str],
+        rows: Sequence[Sequence[object]],
+        *,
+        right: Sequence[str] = (),
+        a_line_each: bool = False,
+    ) -> None:
+        """At a terminal a last column that does not fit is broken into lines, or with `a_line_each` cut.
+
+        Elsewhere, and with `wide`, neither.
+        """
         if self.as_json:
             return
         cells = [[clean(shown(value)).replace("\n", " ") for value in row] for row in rows]
         widths = [max(map(cell_len, column)) for column in zip(columns, *cells, strict=True)]
+        before = sum(widths[:-1]) + len(_GAP) * (len(widths) - 1)
         if self._console.is_terminal and not self._wide:
-            before = sum(widths[:-1]) + len(_GAP) * (len(widths) - 1)
             widths[-1] = min(widths[-1], max(min(self._console.width, WIDTH) - before, _LEAST))
         for number, row in enumerate([columns, *cells]):
-            line = Text(no_wrap=True, end="\n")
-            for column, cell, width in zip(columns, row, widths, strict=True):
-                cut = Text(cell, style="bold" if number == 0 else STYLES.get(cell, ""))
-                cut.truncate(width, overflow="ellipsis")
-                cut.align("right" if column in right else "left", width)
-                line.append(cut).append(_GAP)
-            line.rstrip()
-            self._console.print(line, soft_wrap=True)
+            line = Text(no_wrap=True)
+            for column, cell, width in zip(columns[:-1], row, widths, strict=False):
+                line.append(_aligned(_styled(cell, number), width, column in right)).append(_GAP)
+            last = _styled(row[-1], number)
+            if a_line_each:
+                last.truncate(widths[-1], overflow="ellipsis")
+            for part in last.wrap(self._console, widths[-1]) or [last]:
+                line.append(_aligned(part, widths[-1], columns[-1] in right))
+                line.rstrip()
+                self._console.print(line, soft_wrap=True)
+                line = Text(" " * before, no_wrap=True)
+
+
+def _styled(cell: str, number: int) -> Text:
+    return Text(cell, style="bold" if number == 0 else STYLES.get(cell, ""))
+
+
+def _aligned(cell: Text, width: int, right: bool) -> Text:
+    cell.rstrip()
+    cell.align("right" if right else "left", width)
+    return cell
 
 
 _GAP = "  "
@@ -121,7 +149,7 @@ def body_of(body: bytes) -> str:
 
 def _write(kind: str, fields: Mapping[str, Any], *, to_error: bool = False) -> None:
     whole = {"acemq": 1, "kind": kind, "at": datetime.now(UTC), **fields}
-    print(msgspec.json.encode(plain(whole)).decode(), file=sys.stderr if to_error else sys.stdout)
+    print(msgspec.json.encode(plain(whole)).decode(), file=sys.stderr if to_error else sys.stdout, flush=True)
 
 
 def plain(value: Any) -> Any:

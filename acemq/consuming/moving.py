@@ -15,7 +15,7 @@ from opentelemetry import trace
 
 from acemq import headers as h
 from acemq import transport as port
-from acemq.clock import Clock
+from acemq.clock import Clock, Pauses
 from acemq.consuming.leasing import Leases
 from acemq.consuming.settling import Case, ConsumerCounters, Decision
 from acemq.envelope import Envelope, to_millis
@@ -140,7 +140,7 @@ class Mover:
         self.moves_failed_in_row = 0
         self._failed: dict[str, int] = {}
         """How often in a row the copy of a message did not land, by its id: it may be delivered again in between."""
-        self._pauses: set[asyncio.Future[None]] = set()
+        self._pauses = Pauses(clock)
         self._stopping = False
         self._under_way = 0
         self._rested: asyncio.Future[None] | None = None
@@ -148,9 +148,7 @@ class Mover:
     def stop_waiting(self) -> None:
         """End every wait, now and from now on, with `GivenBack`. Copies under way still finish."""
         self._stopping = True
-        for pause in self._pauses:
-            if not pause.done():
-                pause.set_exception(GivenBack)
+        self._pauses.end()
 
     async def at_rest(self) -> None:
         """Return when nothing is carried out any more."""
@@ -324,18 +322,10 @@ class Mover:
         return copy_of(delivery, envelope, decision, origin=self._origin, now_ms=now_ms, queue=home)
 
     async def _pause(self, seconds: float) -> None:
+        if not self._stopping:
+            await self._pauses.pause(seconds)
         if self._stopping:
             raise GivenBack
-        if seconds <= 0:
-            return
-        pause: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        timer = self.clock.call_later(seconds, lambda: None if pause.done() else pause.set_result(None))
-        self._pauses.add(pause)
-        try:
-            await pause
-        finally:
-            timer.cancel()
-            self._pauses.discard(pause)
 
     # Saying so
 

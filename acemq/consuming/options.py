@@ -22,10 +22,7 @@ from acemq.transport import Capabilities
 log = logging.getLogger("acemq")
 
 MAX_DELIVERIES = 15
-"""Comes before `LIMIT_OF_RABBITMQ`."""
-
-LIMIT_OF_RABBITMQ = 20
-"""Deliveries after which a quorum queue of RabbitMQ 4 drops a message."""
+"""Below the limit of every broker that is known to have one (`Capabilities.delivery_limit`)."""
 
 
 class ConsumeOptions(TypedDict, total=False):
@@ -69,7 +66,7 @@ class ConsumeOptions(TypedDict, total=False):
     declare: bool
     """True: `.dlq`, `.parked` and rungs are made before the consumer starts (CONTRACT.md section 2)."""
     arguments: Mapping[str, HeaderValue]
-    """Passed to the broker's consume; RabbitMQ only."""
+    """Passed to the broker's consume; needs the capability."""
 
 
 _OPTIONS = frozenset(ConsumeOptions.__annotations__)
@@ -98,13 +95,13 @@ def check_prefetch(prefetch: int) -> int:
 
 def warn_of_limit(queue: str, options: ConsumeOptions, can: Capabilities) -> None:
     """Say that the broker may give a message up before the consumer does, and without a copy."""
-    most = options.get("max_deliveries", MAX_DELIVERIES)
-    if can.transport == "rabbitmq" and (most is None or most >= LIMIT_OF_RABBITMQ):
+    most, limit = options.get("max_deliveries", MAX_DELIVERIES), can.delivery_limit
+    if limit is not None and (most is None or most >= limit):
         log.warning(
-            "a consumer of %r has max_deliveries=%s: RabbitMQ 4 drops a message from a quorum queue after %d "
-            "deliveries, before the consumer gives it up; set a policy with a higher delivery-limit, "
-            "or max_deliveries below it",
-            queue, most, LIMIT_OF_RABBITMQ,
+            "a consumer of %r has max_deliveries=%s: the broker may give a message up after %d deliveries, before "
+            "the consumer does, and keep no copy; set max_deliveries below that, or give the queue a higher "
+            "delivery-limit, with a policy of the broker",
+            queue, most, limit,
         )  # fmt: skip
 
 
@@ -140,6 +137,6 @@ def check_options(options: ConsumeOptions, can: Capabilities, prefetch: int) -> 
         raise CapabilityError(can.transport, "exclusive consumers", "exclusive=True")
     if "priority" in options and not can.consumer_priority:
         raise CapabilityError(can.transport, "consumer priorities", f"priority={options['priority']}")
-    if "arguments" in options and can.transport != "rabbitmq":
+    if "arguments" in options and not can.consumer_arguments:
         raise CapabilityError(can.transport, "consumer arguments", "arguments=")
     return max(prefetch, concurrency)

@@ -21,6 +21,8 @@ ABILITIES: dict[str, Callable[[Capabilities], object]] = {
     "priority levels a queue may have": lambda can: can.priorities or None,
     "exclusive consumers": lambda can: can.exclusive,
     "consumer priority": lambda can: can.consumer_priority,
+    "arguments of a consumer (`arguments=`)": lambda can: can.consumer_arguments,
+    "deliveries after which the broker gives a message up": lambda can: can.delivery_limit or "no limit",
     "`max_length` of a queue": lambda can: can.max_length,
     "sending inside your transaction (`transaction=`)": lambda can: can.transactions,
     "longest time a delivery may be held": lambda can: can.hold_limit or FOREVER,

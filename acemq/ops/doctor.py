@@ -21,6 +21,7 @@ from acemq.health import without_secrets
 from acemq.mq import AceMQ, connect
 from acemq.ops.abilities import ABILITIES, shown
 from acemq.ops.queues import look_at_queues
+from acemq.ops.words import counted
 from acemq.security import is_loopback
 from acemq.topology import Topology
 
@@ -133,12 +134,13 @@ async def _topology(mq: AceMQ, topology: Topology) -> tuple[list[Symptom], tuple
         if finding.verdict in ("missing", "drift")
     ]
     if not symptoms:
-        symptoms.append(Symptom("topology", "ok", f"all {len(plan.findings)} objects are as described"))
+        symptoms.append(Symptom("topology", "ok", f"as described: {counted(len(plan.findings), 'object')}"))
     missing = {finding.name for finding in plan.findings if finding.verdict == "missing"}
     there = Topology(queues=tuple(queue for queue in topology.queues if queue.name not in missing))
     for line in await look_at_queues(mq, (), there) if there.queues else ():
         if line.needs_somebody:
-            detail = f"{line.dead or 0} dead letters, {line.parked or 0} parked; `acemq dlq ls {line.queue}`"
+            dead = counted(line.dead or 0, "dead letter")
+            detail = f"{dead}, {line.parked or 0:,} parked; `acemq dlq ls {line.queue}`"
             symptoms.append(Symptom(f"queue {line.queue}", "look", detail))
     return symptoms, plan.advice
 

@@ -11,6 +11,7 @@ from acemq.connection import Connection
 from acemq.errors import ConfigurationError
 from acemq.headers import HeaderValue
 from acemq.message import Message
+from acemq.ops.queues import meant_to_be_there
 from acemq.patterns.replay import replays_of
 from acemq.transport import Settlement, Verb
 
@@ -44,15 +45,22 @@ class Letter(msgspec.Struct, frozen=True):
     body: bytes
 
 
+def check_most(most: int) -> int:
+    """Refuse what cannot be looked at in one go."""
+    if not 1 <= most <= MOST:
+        raise ConfigurationError(f"most={most} must lie between 1 and {MOST:,}")
+    return most
+
+
 async def look(mq: Connection, source: str, *, most: int = 20) -> list[Letter]:
     """The first messages of a queue. They are held for the moment, and given back in their place and order.
 
     The broker marks them as redelivered, and a queue that counts deliveries counts this one. `TopologyError`: there is
     no such queue.
     """
-    if not 1 <= most <= MOST:
-        raise ConfigurationError(f"most={most} must lie between 1 and {MOST:,}")
-    held = await mq.pull_many(source, bytes, most=most, wait=WAIT)
+    check_most(most)
+    async with meant_to_be_there(mq, source):
+        held = await mq.pull_many(source, bytes, most=most, wait=WAIT)
     try:
         return [_letter(place, message) for place, message in enumerate(held, 1)]
     finally:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import AsyncGenerator, Iterable, Sequence
+from contextlib import asynccontextmanager
 
 import msgspec
 
@@ -44,8 +45,13 @@ class SetAsideLine(msgspec.Struct, frozen=True):
 
 async def look_at_queues(mq: Connection, names: Sequence[str], topology: Topology | None = None) -> list[QueueLine]:
     """Of these, or of all queues of the topology; `TopologyError` when one is not there."""
-    stats = await asyncio.gather(*(mq.stats(name) for name in named(names, topology)))
-    return [QueueLine(each.queue, _ready(each.depth), _ready(each.dead), _ready(each.parked)) for each in stats]
+    return await asyncio.gather(*(_look_at(mq, name) for name in named(names, topology)))
+
+
+async def _look_at(mq: Connection, name: str) -> QueueLine:
+    async with meant_to_be_there(mq, name):
+        stats = await mq.stats(name)
+    return QueueLine(stats.queue, _ready(stats.depth), _ready(stats.dead), _ready(stats.parked))
 
 
 async def look_at_set_aside(
@@ -57,13 +63,32 @@ async def look_at_set_aside(
         own = name.endswith(SUFFIXES)
         found = [each for each in ([name] if own else [f"{name}.dlq", f"{name}.parked"]) if await mq.exists(each)]
         if not found and (own or not await mq.exists(name)):
-            raise TopologyError(f"there is no queue {name!r}; is the name right, and is this its broker?")
+            raise no_queue(name)
         there += [each for each in found if each not in there]
     depths = await asyncio.gather(*(mq.depth(source) for source in there))
     return [
         SetAsideLine(source, depth.ready, source.rpartition(".")[0])
         for source, depth in zip(there, depths, strict=True)
     ]
+
+
+@asynccontextmanager
+async def meant_to_be_there(mq: Connection, name: str) -> AsyncGenerator[None]:
+    """To declare it first, as the library advises, is for who writes the program, and not for who looks after it."""
+    try:
+        yield
+    except TopologyError as error:
+        if await mq.exists(name):
+            raise
+        raise no_queue(name) from error
+
+
+def no_queue(name: str) -> TopologyError:
+    return TopologyError(
+        f"there is no queue {name!r}",
+        advice="Is the name right, and is this its broker? If it should be there, whoever runs its service makes it, "
+        "or `acemq topology apply` with their topology",
+    )
 
 
 def named(names: Sequence[str], topology: Topology | None) -> list[str]:

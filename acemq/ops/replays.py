@@ -11,6 +11,7 @@ import msgspec
 from acemq.errors import ConfigurationError, TopologyError
 from acemq.mq import AceMQ
 from acemq.ops import filters
+from acemq.ops.queues import meant_to_be_there
 from acemq.patterns.replay import MOST_TOGETHER, Replay, ReplayResult, target_of
 
 
@@ -69,10 +70,13 @@ class ReplayPreview(msgspec.Struct, frozen=True):
 async def preview(mq: AceMQ, order: ReplayOrder) -> ReplayPreview:
     """How much waits. `TopologyError`: the source or the target is not there, and nothing was moved."""
     replay = order.replay(mq)
-    waiting = await replay.pending()
+    async with meant_to_be_there(mq, order.source):
+        waiting = await replay.pending()
     if not await mq.exists(order.target):
         raise TopologyError(
-            f"there is no queue {order.target!r} to replay into; declare it, or name another one. Nothing was moved"
+            f"there is no queue {order.target!r} to replay into. Nothing was moved",
+            advice="Name another one with --into, or have it made first: by whoever runs its service, "
+            "or by `acemq topology apply` with their topology",
         )
     most = waiting if order.limit is None else min(waiting, order.limit)
     return ReplayPreview(order.source, order.target, waiting, most)

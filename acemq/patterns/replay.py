@@ -13,7 +13,7 @@ import msgspec
 from msgspec.structs import replace
 
 from acemq import headers as h
-from acemq.clock import Clock, check_duration, whole_seconds
+from acemq.clock import Clock, Pauses, check_duration, whole_seconds
 from acemq.connection import Connection
 from acemq.envelope import to_millis
 from acemq.errors import AcemqError, ConfigurationError, ReplayError
@@ -226,7 +226,7 @@ class _Run:
         """Accepted, with nothing heard from the broker since."""
         self._generation = 0
         self._is_cut_short = False
-        self._pause: asyncio.Future[None] | None = None
+        self._pauses = Pauses(clock)
 
     async def go(self) -> ReplayResult:
         # In a task of its own: a cancelled caller must not leave a copy behind of which nobody knows.
@@ -242,8 +242,7 @@ class _Run:
 
     def _cut_short(self) -> None:
         self._is_cut_short = True
-        if self._pause is not None and not self._pause.done():
-            self._pause.set_result(None)
+        self._pauses.end()
 
     async def _run(self) -> ReplayResult:
         depth = await self._connection.depth(self._replay.queue)
@@ -307,13 +306,7 @@ class _Run:
         """Not beyond the deadline, and not when the run is cut short."""
         if self._ends_at is not None:
             seconds = min(seconds, self._ends_at - self._clock.monotonic())
-        pause = self._pause = asyncio.get_running_loop().create_future()
-        timer = self._clock.call_later(seconds, lambda: None if pause.done() else pause.set_result(None))
-        try:
-            await pause
-        finally:
-            timer.cancel()
-            self._pause = None
+        await self._pauses.pause(seconds)
 
     async def _pull(self, most: int, depth: Depth) -> Sequence[Delivery]:
         # Behind the count nothing is waited for.

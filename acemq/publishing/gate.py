@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 from enum import StrEnum
 
 from acemq import transport as port
-from acemq.clock import Clock
+from acemq.clock import Clock, Pauses
 from acemq.errors import AcemqError, PublishingPausedError
 
 PAUSED = "publishing is paused; resume_publishing() ends that"
@@ -30,7 +29,7 @@ class Gate:
         self._clock = clock
         self._blocked: str | None = None
         self._is_closing = False
-        self._waiting: set[asyncio.Future[None]] = set()
+        self._waiting = Pauses(clock)
 
     def pause(self) -> None:
         self.is_paused = self.is_shut = True
@@ -46,7 +45,7 @@ class Gate:
         self._blocked = blocked
         self.is_shut = self.is_paused or blocked is not None
         if blocked is None:
-            self._wake()
+            self._waiting.end()
 
     def close(self) -> None:
         """Nobody waits here any longer."""
@@ -64,21 +63,5 @@ class Gate:
             left = until - self._clock.monotonic()
             if left <= 0:
                 return port.Blocked(reason)
-            await self._woken(left)
+            await self._waiting.pause(left)
         return None
-
-    async def _woken(self, within: float) -> None:
-        """Return when it is worth looking again."""
-        woken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        timer = self._clock.call_later(within, self._wake)
-        self._waiting.add(woken)
-        try:
-            await woken
-        finally:
-            timer.cancel()
-            self._waiting.discard(woken)
-
-    def _wake(self) -> None:
-        for waiting in self._waiting:
-            if not waiting.done():
-                waiting.set_result(None)

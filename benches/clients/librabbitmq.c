@@ -1,7 +1,7 @@
 /* The limit: the same work by a C client, librabbitmq, with as little as it can be done with.
 
    cc -O2 -o client librabbitmq.c -lrabbitmq
-   client JOB HOST PORT QUEUE COUNT SIZE WINDOW PREFETCH ACK_EVERY RATE LIMIT
+   client JOB HOST PORT USER PASSWORD QUEUE COUNT SIZE WINDOW PREFETCH ACK_EVERY RATE LIMIT
 
    Jobs: publish (persistent, mandatory, confirmed, with the headers that acemq writes), consume, and receive, which is
    consume timed from the sending of the first message. It prints one line, its figures as JSON. */
@@ -21,7 +21,7 @@
 #define HEADERS 7
 
 struct task {
-    const char *job, *host, *queue;
+    const char *job, *host, *user, *password, *queue;
     int port, size, prefetch, ack_every;
     long count, window;
     double rate, limit;
@@ -67,7 +67,7 @@ static amqp_connection_state_t connect_to(const struct task *task) {
     amqp_connection_state_t connection = amqp_new_connection();
     amqp_socket_t *socket = amqp_tcp_socket_new(connection);
     if (!socket || amqp_socket_open(socket, task->host, task->port)) fail("no broker there");
-    expect(amqp_login(connection, "/", 0, 131072, 0, AMQP_SASL_METHOD_PLAIN, "guest", "guest"), "login refused");
+    expect(amqp_login(connection, "/", 0, 131072, 0, AMQP_SASL_METHOD_PLAIN, task->user, task->password), "login refused");
     amqp_channel_open(connection, CHANNEL);
     expect(amqp_get_rpc_reply(connection), "no channel");
     return connection;
@@ -230,11 +230,12 @@ static void consume(amqp_connection_state_t connection, const struct task *task,
 }
 
 int main(int argc, char **argv) {
-    if (argc != 12) fail("expected JOB HOST PORT QUEUE COUNT SIZE WINDOW PREFETCH ACK_EVERY RATE LIMIT");
+    if (argc != 14)
+        fail("expected JOB HOST PORT USER PASSWORD QUEUE COUNT SIZE WINDOW PREFETCH ACK_EVERY RATE LIMIT");
     struct task task = {
-        .job = argv[1], .host = argv[2], .port = atoi(argv[3]), .queue = argv[4], .count = atol(argv[5]),
-        .size = atoi(argv[6]), .window = atol(argv[7]), .prefetch = atoi(argv[8]), .ack_every = atoi(argv[9]),
-        .rate = atof(argv[10]), .limit = atof(argv[11]),
+        .job = argv[1], .host = argv[2], .port = atoi(argv[3]), .user = argv[4], .password = argv[5],
+        .queue = argv[6], .count = atol(argv[7]), .size = atoi(argv[8]), .window = atol(argv[9]),
+        .prefetch = atoi(argv[10]), .ack_every = atoi(argv[11]), .rate = atof(argv[12]), .limit = atof(argv[13]),
     };
     amqp_connection_state_t connection = connect_to(&task);
     if (!strcmp(task.job, "publish"))

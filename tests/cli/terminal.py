@@ -16,7 +16,7 @@ from typing import Self
 from tests.services import CannotBeHad, install
 
 ROOT = Path(__file__).parents[2]
-COLUMNS, ROWS = 100, 40
+COLUMNS, ROWS = 100, 60
 CTRL_C = "\x03"
 
 

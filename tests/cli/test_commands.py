@@ -8,10 +8,11 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from acemq import AceMQ, Topology
+from acemq import AceMQ, Topology, TopologyError
 from acemq.cli.running import ExitCode
 from tests.cli.conftest import Run
 from tests.services import free_ports
@@ -85,6 +86,13 @@ async def test_what_a_message_holds_does_not_steer_the_terminal(run: Run, mq: Ac
         assert "\x07" not in shown.out
 
 
+async def test_so_many_as_cannot_be_looked_at_are_refused_before_the_broker_is_dialled(run: Run) -> None:
+    (port,) = free_ports(1)
+    for words in (("--most", "0"), ("--most", "1001"), ("o-1", "--most", "0")):
+        refused = await run("dlq", "show", "orders.dlq", *words, "--url", f"amqp://127.0.0.1:{port}/")
+        assert (refused.code, f"most={words[-1]} must lie between 1 and 1,000" in refused.err) == (ExitCode.USAGE, True)
+
+
 # Putting back
 
 
@@ -113,6 +121,25 @@ async def test_a_dry_run_asks_nobody_and_moves_nothing(run: Run, mq: AceMQ, queu
     shown = await run("replay", dead, "--where", "header.x-tenant=acme", "--dry-run")
     assert (shown.code, "2 of 3 would go into" in shown.out) == (ExitCode.DONE, True)
     assert (await ids(mq, dead), await ids(mq, queue)) == (["o-1", "o-2", "o-3"], [])
+
+
+async def test_a_dry_run_says_that_it_needs_no_rate(run: Run, dead: str) -> None:
+    shown = await run("replay", dead, "--rate", "0.1", "--dry-run")
+    assert "--rate did not slow it down" in shown.out
+    assert "--rate" not in (await run("replay", dead, "--dry-run")).out
+
+
+async def test_one_is_told_as_one(run: Run, mq: AceMQ, queue: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from tests.cli import shop
+
+    await mq.send(f"{queue}.dlq", 1)
+    assert "Replay the 1 message of" in (await run("replay", f"{queue}.dlq")).err
+    monkeypatch.setattr(shop, "topology", Topology().queue(queue, type="classic", dead_letter=True))
+    found = await run("doctor", "--topology", "tests.cli.shop:topology")
+    assert re.search(rf"^queue {queue} +look +1 dead letter, 0 parked", found.out, re.MULTILINE)
+    monkeypatch.setattr(shop, "topology", Topology().queue("cli-no", type="classic"))
+    asked = await run("topology", "apply", "--topology", "tests.cli.shop:topology")
+    assert (asked.code, "Make what is missing, 1 object?" in asked.err) == (ExitCode.REFUSED, True)
 
 
 async def test_where_nobody_can_be_asked_nothing_is_done_without_yes(
@@ -192,7 +219,14 @@ async def test_an_unknown_queue_is_refused_by_name(run: Run, words: tuple[str, .
     refused = await run(*words)
     assert refused.code == ExitCode.USAGE
     assert "no-such-queue" in refused.err
+    assert "`acemq topology apply`" in refused.err, "which a person at a terminal can do"
+    assert "declare" not in refused.err
     assert refused.out == ""
+
+
+async def test_a_target_that_is_not_there_is_told_to_an_operator(run: Run, dead: str) -> None:
+    refused = await run("replay", dead, "--into", "nowhere-at-all", "--yes")
+    assert ("`acemq topology apply`" in refused.err, "declare" in refused.err) == (True, False)
 
 
 @pytest.mark.parametrize("words", [("rewind",), ("dlq", "rewind"), ("queues", "--colour"), ("dlq", "show")])
@@ -330,7 +364,90 @@ async def test_doctor_finds_what_is_missing_and_what_lies_set_aside(
     assert re.search(rf"^queue {queue} +look +3 dead letters, 0 parked", found.out, re.MULTILINE)
 
 
+# Stopped in the middle
+
+
+async def test_an_apply_that_is_refused_in_the_middle_says_what_was_made(
+    run: Run, mq: AceMQ, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from acemq.transports.rabbitmq import topology
+
+    create, made = topology._create, 0
+
+    async def refuses_the_third(*words: Any) -> Any:
+        nonlocal made
+        made += 1
+        if made == 3:
+            raise TopologyError("no more of them")
+        return await create(*words)
+
+    monkeypatch.setattr(topology, "_create", refuses_the_third)
+    monkeypatch.setenv("CLI_MANY", "2")
+    many = ("--topology", "tests.cli.shop:many", "--yes")
+    try:
+        for number, more in enumerate(((), ("--json",))):
+            stopped = await run("topology", "apply", *many, *more)
+            assert stopped.code == ExitCode.PARTLY
+            assert "no more of them" in stopped.err
+            assert await mq.exists("cli-many.0")
+            assert not await mq.exists("cli-many.1")
+            if number == 0:
+                assert "made: exchange cli-many, queue cli-many.0; not made: queue cli-many.1" in stopped.err
+                await mq.delete("cli-many.0")
+                await mq.delete("cli-many", "exchange")
+                made = 0
+            else:
+                told = json.loads(stopped.err)
+                assert (told["error"], told["found"]["missing"][0]) == ("TopologyError", "queue cli-many.1")
+        made = 2  # refused at once, with nothing made of what was missing
+        refused = await run("topology", "apply", *many)
+        assert (refused.code, "made:" in refused.err) == (ExitCode.USAGE, False)
+    finally:
+        await mq.delete("cli-many.0")
+        await mq.delete("cli-many", "exchange")
+
+
 # As a program
+
+
+def command(*words: str, url: str = "", **streams: Any) -> subprocess.Popen[str]:
+    """A process of its own."""
+    environment = {**os.environ, "ACEMQ_URL": url or "amqp://127.0.0.1:1/"}
+    python = [sys.executable, "-W", "error", "-m", "acemq.cli"]
+    return subprocess.Popen([*python, *words], cwd=ROOT, env=environment, text=True, **streams)
+
+
+SHOW = ("topology", "show", "--topology", "tests.cli.shop:many")
+
+
+@pytest.mark.parametrize("more", [(), ("--json",)], ids=" ".join)
+def test_whoever_reads_it_may_have_enough(more: tuple[str, ...]) -> None:
+    """As `acemq … | head -1` does."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    with os.fdopen(writing) as closed, command(*SHOW, *more, stdout=closed, stderr=subprocess.PIPE) as ended:
+        _, said = ended.communicate(timeout=30)
+    assert (ended.returncode, said) == (ExitCode.CLOSED, "")
+
+
+def test_whoever_reads_its_error_may_have_enough() -> None:
+    """As `acemq … 2>&1 | head -0` does."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    with os.fdopen(writing) as closed, command("queues", "--url", "kafka://h", stdout=closed, stderr=closed) as ended:
+        assert ended.wait(30) == ExitCode.CLOSED
+
+
+@pytest.mark.parametrize("words", [("topology", "show"), ("doctor",)], ids=" ".join)
+def test_what_is_logged_meanwhile_is_errors_only_and_does_not_steer_the_terminal(words: tuple[str, ...]) -> None:
+    noisy = ("--topology", "tests.cli.shop:noisy")
+    with command(*words, *noisy, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as ended:
+        _, said = ended.communicate(timeout=30)
+    assert "a warning" not in said
+    assert "it went \\x1b[31mwrong" in said
+    assert "LookupError: \\x1b]0;owned\\x07" in said
+    assert "\x1b" not in said
+    assert "\x07" not in said
 
 
 async def test_programs_find_the_same_keys_for_ever(run: Run, queue: str, dead: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 import socket
 from collections.abc import Iterator
@@ -18,7 +19,7 @@ from tests.cli import screens
 from tests.cli.terminal import CTRL_C, Pty
 from tests.foreign.client import Foreign
 from tests.services import CannotBeHad, RabbitMQ
-from tests.waiting import until
+from tests.waiting import until, until_async
 
 SCREENS = Path(__file__).parents[2] / "docs" / "screens"
 
@@ -118,6 +119,36 @@ async def test_ctrl_c_while_it_dials_ends_at_once(terminal: Open) -> None:
             shown.press(CTRL_C)
             assert shown.ended() == ExitCode.INTERRUPTED, shown.output
     assert "Traceback" not in shown.output
+
+
+async def test_an_apply_interrupted_by_sigint_says_what_was_made(terminal: Open, foreign: Foreign, mq: AceMQ) -> None:
+    shown = terminal("topology", "apply", "--topology", "tests.cli.shop:many", "--yes", "--json")
+    try:
+        await until_async(lambda: mq.exists("cli-many.20"), within=30)
+        shown.press(CTRL_C)
+        assert shown.ended() == ExitCode.PARTLY, shown.output
+        assert "Traceback" not in shown.output
+        found = json.loads(shown.output[shown.output.index("{") :])["found"]
+        names = [f"cli-many.{number}" for number in range(300)]
+        there = [name for name in names if await mq.exists(name)]
+        assert there != names, "too late to be interrupted"
+        assert [name for name in names if f"queue {name}" in found["made"]] == there
+        assert [name for name in names if f"queue {name}" in found["missing"]] == names[len(there) :]
+        assert len(found["unknown"]) == len(there), "bindings, which cannot be listed"
+    finally:
+        for name in (f"cli-many.{number}" for number in range(300)):
+            foreign.delete(name)
+        await mq.delete("cli-many", "exchange")
+
+
+async def test_a_detail_that_does_not_fit_is_broken_into_lines_and_not_cut(terminal: Open) -> None:
+    for more in ((), ("--wide",)):
+        shown = terminal("doctor", "--topology", "tests.cli.shop:long", *more)
+        assert shown.ended() == ExitCode.ATTENTION, shown.output
+        (line,) = [number for number, line in enumerate(shown.output.splitlines()) if "cli-shop.long" in line]
+        detail = shown.output.splitlines()[line:]
+        assert ("makes it" in detail[0]) == bool(more)
+        assert "is missing; `acemq topology apply` makes it" in " ".join(" ".join(detail).split())
 
 
 @pytest.mark.timeout(120)

@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import Iterator
 from datetime import timedelta
+from typing import Any
 
 import pytest
 
@@ -138,3 +139,22 @@ async def test_t036_a_consumer_that_gives_up_later_than_the_broker_starts_with_a
             said = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
     assert [limited in text and "policy" in text and "delivery-limit" in text for text in said] == [True] * warned
     foreign.delete(limited, f"{limited}.dlq", f"{limited}.parked")
+
+
+@pytest.mark.parametrize(
+    ("options", "warned"),
+    [
+        ({"native": {"rabbitmq": {"x-delivery-limit": 5}}}, True),
+        ({"native": {"rabbitmq": {"x-delivery-limit": 16}}}, False),
+        ({"type": "classic"}, False),
+    ],
+)
+async def test_the_limit_that_is_warned_of_is_the_queues_own(
+    rabbit_url: str, foreign: Foreign, name: str, caplog: pytest.LogCaptureFixture, options: Any, warned: bool
+) -> None:
+    async with acemq.connect(rabbit_url) as mq:
+        await mq.declare(Topology().queue(name, **options))
+        async with mq.consume(name, int, lambda message: None):
+            said = [record.getMessage() for record in caplog.records if "delivery-limit" in record.getMessage()]
+    assert len(said) == warned
+    foreign.delete(name, f"{name}.dlq", f"{name}.parked")

@@ -8,6 +8,7 @@ import time
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable
 from datetime import timedelta
+from pathlib import Path
 from typing import Any, cast
 
 import msgspec
@@ -40,6 +41,7 @@ from acemq import (
     PartitionCountError,
     PartitionFailure,
     PublishRefusedError,
+    Topology,
 )
 from acemq.telemetry import CONSUMER_LOST
 from acemq.transports.memory import MemoryBroker, Profile
@@ -858,6 +860,14 @@ async def test_a_transport_without_exclusive_consumers_sends_and_refuses_to_cons
         await ledger.send(Entry("a", 1))
         with pytest.raises(CapabilityError, match="exclusive consumers"):
             ledger.consume(Answers())
+
+
+async def test_partitions_that_a_database_had_before_they_were_called_ordered_are_the_same(tmp_path: Path) -> None:
+    async with acemq.connect(f"sqlite:///{tmp_path}/messages.db") as mq:
+        described = mq.ordered("ledger", Entry).partitions(2)
+        await mq.declare(Topology().queue("ledger.0").queue("ledger.1"))
+        assert not (await mq.plan(described.topology())).drifted
+        await described.declare()
 
 
 async def test_listeners_learn_of_each_try(ledger: OrderedQueue[Entry]) -> None:

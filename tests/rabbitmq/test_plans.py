@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
+import shlex
 import sys
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -14,7 +16,18 @@ from typing import Any
 import pytest
 
 import acemq
-from acemq import AceMQ, ApplyMode, DriftError, Message, RetryPolicy, Topology, TopologyError, TopologyMode
+from acemq import (
+    AceMQ,
+    ApplyMode,
+    DriftError,
+    Message,
+    PartitionFailure,
+    RetryPolicy,
+    Topology,
+    TopologyError,
+    TopologyMode,
+)
+from acemq.patterns.ordered.keys import queues_of
 from acemq.topology import Queue
 from tests.rabbitmq.declarer import POLICY, topology
 from tests.services import RabbitMQ
@@ -134,6 +147,55 @@ async def test_a_quorum_queue_without_dead_letters_is_told_what_rabbitmq_does_to
 async def test_a_delivery_limit_of_ones_own_is_the_one_told(mq: AceMQ, limit: int, told: bool) -> None:
     plan = await mq.plan(Topology().queue("bare", native={"rabbitmq": {"x-delivery-limit": limit}}))
     assert any("limit of 5" in sentence for sentence in plan.advice) is told
+
+
+async def test_an_ordered_queue_is_told_once_of_a_policy_that_is_one_of_its_partitions(
+    rabbitmq: RabbitMQ, host: str, mq: AceMQ
+) -> None:
+    described = mq.ordered("my-ledger", int).partitions(4)
+    plan = await mq.plan(described.topology())
+    (sentence,) = plan.advice
+    assert sentence.startswith("ordered queue 'my-ledger': RabbitMQ drops a message after its delivery limit")
+    assert "dead_letter=True" not in sentence, "its queues have no arguments"
+    said = re.search(r"rabbitmqctl (set_policy .* --apply-to queues)", sentence)
+    assert said is not None
+    policy = shlex.split(said[1])
+    assert policy[-3:] == ['{"delivery-limit": -1}', "--apply-to", "queues"]
+
+    # Version 3 has no -1: that the rest does what it says is shown with a number.
+    policy[-3] = '{"delivery-limit": 7}'
+    await asyncio.to_thread(rabbitmq.ctl, "-p", host, *policy)
+    await described.declare()
+    await mq.declare(Topology().queue("my-ledger.0.dlq", type="classic").queue("my-ledger.north.0"))
+    queues = await listed(rabbitmq, host, "queues", "name", "policy")
+    assert {row["name"] for row in queues if row["policy"] == "my-ledger"} == set(queues_of("my-ledger", 4))
+
+
+async def halted_at(url: str, name: str) -> str:
+    """The message at which the next owner of this ordered queue halts."""
+
+    def fail(message: Message[int]) -> None:
+        raise LookupError("no such account")
+
+    async with acemq.connect(url) as mq:
+        described = mq.ordered(name, int).partitions(1).on_failure(PartitionFailure.STOP, attempts=1)
+        ledger = await described.declare()
+        async with ledger.consume(fail):
+            await until(lambda: bool(ledger.halted_partitions), within=20)
+            return ledger.halted_partitions[0].message_id
+
+
+async def test_a_limit_below_its_consumers_drops_a_halted_message_and_lets_the_next_one_pass(
+    rabbitmq: RabbitMQ, host: str, mq: AceMQ
+) -> None:
+    """What that advice is for."""
+    low = ("set_policy", "low", r"^low\.[0-9]+$", '{"delivery-limit": 1}', "--apply-to", "queues")
+    await asyncio.to_thread(rabbitmq.ctl, "-p", host, *low)
+    for name, ends_at in (("kept", 0), ("low", 1)):
+        ledger = await mq.ordered(name, int).partitions(1).declare()
+        sent = [(await ledger.send(number, key="a")).message_id for number in range(2)]
+        at = [await halted_at(f"{rabbitmq.url}/{host}", name) for _ in range(3)]
+        assert (at[0], at[-1]) == (sent[0], sent[ends_at])
 
 
 async def test_rungs_before_a_quorum_queue_are_told_what_a_restart_may_cost_and_those_of_a_classic_one_are_not(

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from acemq.clock import SYSTEM, Clock, MovableClock, check_duration, whole_seconds
+from acemq.clock import SYSTEM, Clock, MovableClock, Pauses, check_duration, whole_seconds
 from acemq.errors import ConfigurationError
 
 SECOND = timedelta(seconds=1)
@@ -138,3 +138,43 @@ async def test_to_the_next_timer_and_no_further() -> None:
     assert await clock.advance_to_next()
     assert rung == [1.0, 60.0]
     assert not await clock.advance_to_next()
+
+
+# Pauses
+
+
+async def test_pauses_take_their_time_or_are_ended_together() -> None:
+    clock, over = MovableClock(), list[str]()
+    pauses = Pauses(clock)
+
+    async def take(name: str, seconds: float) -> None:
+        await pauses.pause(seconds)
+        over.append(name)
+
+    async with asyncio.TaskGroup() as group:
+        group.create_task(take("none", 0))
+        for name, seconds in (("short", 1), ("long", 60), ("longer", 3_600)):
+            group.create_task(take(name, seconds))
+        await clock.advance(SECOND)
+        assert over == ["none", "short"]
+        pauses.end()
+        await clock.rest()
+        assert sorted(over[2:]) == ["long", "longer"]
+        later = group.create_task(take("later", 5))
+        await clock.rest()
+        assert not later.done(), "ended are those that are under way"
+        await clock.advance(5 * SECOND)
+    assert over[-1] == "later"
+    assert clock.next() is None, "no timer is left behind"
+
+
+async def test_a_pause_that_is_cancelled_leaves_nothing_behind() -> None:
+    clock = MovableClock()
+    pauses = Pauses(clock)
+    pause = asyncio.ensure_future(pauses.pause(60))
+    await clock.rest()
+    pause.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await pause
+    pauses.end()
+    assert clock.next() is None

@@ -84,9 +84,10 @@ class Ordered(msgspec.Struct, Generic[T], frozen=True):
 
     def topology(self) -> Topology:
         """Its partitions (CONTRACT.md section 5)."""
+        ordered = self.connection.capabilities.ordered_queues
         whole = Topology()
         for queue in queues_of(self.name, self.count):
-            whole = whole.queue(queue)
+            whole = whole.queue(queue, ordered=ordered)
         return whole
 
     def declare(self) -> Opening[OrderedQueue[T]]:
@@ -99,7 +100,8 @@ class Ordered(msgspec.Struct, Generic[T], frozen=True):
         async def open_queue() -> OrderedQueue[T]:
             if not self.moves_keys:
                 await self._check_count()
-            await self.connection.provide(self.topology())
+            for sentence in await self.connection.provide(self.topology()):
+                log.info("%s", sentence)
             if self.count & (self.count - 1):
                 log.warning(
                     "ordered queue %r has %d partitions, which is no power of two: "
@@ -125,9 +127,9 @@ class Ordered(msgspec.Struct, Generic[T], frozen=True):
             waiting = await waiting_in(self.connection, queue)
             if waiting:
                 raise PartitionCountError(
-                    f"ordered queue {self.name!r} has {len(there)} of {self.count} partitions, and {waiting} messages "
-                    f"wait in {queue!r}: their keys would move. Stop its senders, wait until depths() are 0, then "
-                    "change the count everywhere; repartitioning() gives up their order",
+                    f"ordered queue {self.name!r} has {len(there)} of {self.count} partitions, and messages wait in "
+                    f"{queue!r}, {waiting} of them: their keys would move. Stop its senders, wait until depths() "
+                    "are 0, then change the count everywhere; repartitioning() gives up their order",
                     name=self.name, wanted=self.count, found=len(there),
                 )  # fmt: skip
 

@@ -120,11 +120,18 @@ ROWS: tuple[Row, ...] = (
         lambda facts: str(facts.get("deliveries counted", "no")),
         about=("counts_deliveries",),
     ),
+    Row(
+        "the broker gives a message up by itself",
+        (),
+        lambda facts: f"after {facts['delivery_limit']} deliveries" if facts["delivery_limit"] is not None else "never",
+        about=("delivery_limit",),
+    ),
     Row("all on the server gone: made again", ("C-105",)),
     Row("a queue deleted under a consumer: waited for", ("C-106",)),
     Row("consuming while the broker takes no publishes", ("C-108",)),
     Row("rungs for long retry waits", (), needs="dead_letter_routes"),
     Row("consumer priority", (), needs="consumer_priority"),
+    Row("arguments of a consumer", (), needs="consumer_arguments"),
     Row("streams", (), needs="streams"),
     Row(
         "batches cut up at",

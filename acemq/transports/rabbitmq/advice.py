@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
+import shlex
 from collections.abc import Iterator
 
 from acemq.topology import RETRY_EXCHANGE, Queue, Topology
 
-DELIVERY_LIMIT = 20
-"""Of a quorum queue on RabbitMQ 4 that names none."""
+from .capabilities import DELIVERY_LIMIT, delivery_limit
 
 
 def advice(topology: Topology) -> Iterator[str]:
@@ -17,8 +18,13 @@ def advice(topology: Topology) -> Iterator[str]:
         arguments = queue.arguments()
         if arguments.get("x-dead-letter-exchange") == RETRY_EXCHANGE:
             rungs.setdefault(arguments.get("x-dead-letter-routing-key"), []).append(queue.name)
+    partitions = {
+        queue.name: of[1] for queue in whole.queues if (of := _PARTITION.fullmatch(queue.name)) and queue.ordered
+    }
+    for name in dict.fromkeys(partitions.values()):
+        yield _of_ordered(name)
     for queue in whole.queues:
-        if queue.type == "quorum":
+        if queue.type == "quorum" and queue.name not in partitions:
             yield from _of_quorum(queue, rungs.get(queue.name, []))
     if whole.bindings:
         yield (
@@ -27,10 +33,27 @@ def advice(topology: Topology) -> Iterator[str]:
         )
 
 
+_PARTITION = re.compile(r"(.+)\.\d+")
+"""As an ordered queue names them (CONTRACT.md section 5)."""
+
+
+def _of_ordered(name: str) -> str:
+    """Of all its partitions. A limit that a policy sets cannot be seen over AMQP, so it is spoken of in any case."""
+    partitions = shlex.quote(rf"^{re.escape(name)}\.[0-9]+$")
+    policy = f"rabbitmqctl set_policy {shlex.quote(name)} {partitions} '{{\"delivery-limit\": -1}}' --apply-to queues"
+    return (
+        f"ordered queue {name!r}: RabbitMQ drops a message after its delivery limit, and the next one passes it. The "
+        f"limit is {DELIVERY_LIMIT} on version 4, or what a policy says, which AMQP does not show. Each restart and "
+        "each hold delivers a halted message anew, up to 15 times before its consumer moves it to the dead letters. "
+        f"See that the broker is not first: {policy} (-p VHOST where it is not /). Before version 4 no policy of "
+        "theirs may set a limit"
+    )
+
+
 def _of_quorum(queue: Queue, rungs: list[str]) -> Iterator[str]:
     arguments = queue.arguments()
-    limit = arguments.get("x-delivery-limit", DELIVERY_LIMIT)
-    if "x-dead-letter-exchange" not in arguments and isinstance(limit, int) and limit >= 0:
+    limit = delivery_limit(arguments)
+    if limit is not None and "x-dead-letter-exchange" not in arguments:
         whose = "RabbitMQ 4" if "x-delivery-limit" not in arguments else "RabbitMQ"
         yield (
             f"queue {queue.name!r}: {whose} drops a message from this quorum queue after its delivery limit of "

@@ -109,7 +109,8 @@ def _look(connection: sa.Connection, desk: Desk, routes: Routes, topology: Topol
 
 
 def _facts(queue: Queue) -> dict[str, object]:
-    return {option: getattr(queue, option) for option in OPTIONS}
+    # A database keeps all order: a queue that was made before anybody called it ordered is the same queue.
+    return {option: getattr(queue, option) for option in OPTIONS if option != "ordered"}
 
 
 def _compare(
