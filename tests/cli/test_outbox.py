@@ -7,12 +7,14 @@ import os
 import re
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import acemq
 from acemq import AceMQ, DbOutboxStore, Envelope, OutboxRecord, Topology
 from acemq.cli.running import ExitCode
+from acemq.ops.outbox import OutboxActed
 from tests.cli.conftest import Run
 from tests.cli.terminal import CTRL_C, Pty
 from tests.services import free_ports
@@ -152,9 +154,9 @@ async def test_what_another_has_dealt_with_meanwhile_is_left_and_said(
 
     discard = outbox.discard
 
-    async def too_late(store: DbOutboxStore, *given: object) -> object:
+    async def too_late(store: DbOutboxStore, *given: Any) -> OutboxActed:
         await store.release("o-1")
-        return await discard(store, *given)  # type: ignore[arg-type]
+        return await discard(store, *given)
 
     monkeypatch.setattr(outbox, "discard", too_late)
     ended = await run("outbox", "discard", "o-1", "o-2", "--reason", "test", "--yes")
