@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sqlite3
 import sys
 import tempfile
 import time
@@ -10,16 +11,16 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
-from benches import c_client, costs, imports, memory, million, ordered, patterns, peers, rabbitmq
+from benches import c_client, costs, imports, memory, million, ordered, outbox, patterns, peers, rabbitmq
 from benches.results import ENOUGH, Results, conclude, summary, write
 from benches.rounds import Measure, Run, run_rounds
 from benches.targets import Target
-from tests.services import CannotBeHad, RabbitMQ
+from tests.services import CannotBeHad, PostgreSQL, RabbitMQ
 
 HERE = Path(__file__).parent
 Suite = Callable[[int, bool, str], Results]
 """Of rounds, whether it is a quick one, and what the names of its measures have in them."""
-SUITES = ("import", "memory", "rabbitmq", "ordered", "patterns", "costs")
+SUITES = ("import", "memory", "rabbitmq", "ordered", "patterns", "outbox", "costs")
 ASKED_FOR = ("million", "peers")
 """Suites that take long or need more installed, and run only when they are named."""
 
@@ -75,6 +76,18 @@ def _rabbitmq(rounds: int, quick: bool, only: str) -> Results:
         return _on_broker("rabbitmq", partial(rabbitmq.measures, c=c), rabbitmq.TARGETS, left_out)(rounds, quick, only)
 
 
+def _outbox(rounds: int, quick: bool, only: str) -> Results:
+    with RabbitMQ.obtain() as server, PostgreSQL.obtain() as database, tempfile.TemporaryDirectory() as folder:
+        version = database.execute("SHOW server_version").split()[0]
+        broker = f"RabbitMQ {server.ctl('version').strip()}, PostgreSQL {version}, SQLite {sqlite3.sqlite_version}"
+        databases = {
+            outbox.POSTGRESQL: database.url.replace("postgresql:", "postgresql+asyncpg:"),
+            outbox.SQLITE: f"sqlite+aiosqlite:///{folder}/bench.db",
+        }
+        runs = _runs(outbox.measures(server.url, databases, quick=quick), rounds, only)
+    return conclude("outbox", _of(outbox.TARGETS, only), runs, rounds=rounds, quick=quick, broker=broker)
+
+
 def _on_broker(
     suite: str,
     measures: Callable[..., Sequence[Measure]],
@@ -103,6 +116,7 @@ RUN: dict[str, Suite] = {
     "memory": _in_process("memory", memory.measures, memory.TARGETS),
     "import": _in_process("import", imports.measures, imports.TARGETS),
     "patterns": _on_broker("patterns", patterns.measures, patterns.TARGETS),
+    "outbox": _outbox,
     "costs": _on_broker("costs", costs.measures, costs.TARGETS),
     "ordered": _on_broker("ordered", ordered.measures, ordered.TARGETS),
     "peers": _on_broker("peers", peers.measures, peers.TARGETS),

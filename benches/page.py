@@ -15,6 +15,7 @@ TITLES = {
     "ordered": "Ordered queues on RabbitMQ",
     "million": "A million messages",
     "patterns": "Patterns",
+    "outbox": "Outbox and unit of work",
     "memory": "The memory transport",
     "import": "Import",
     "peers": "Other libraries on RabbitMQ",
@@ -31,6 +32,7 @@ FIGURES = {
     "ms": "ms",
     "cpu_ms": "processor ms",
     "us": "processor µs",
+    "queries": "queries a second",
 }
 """Those that are shown, in their order."""
 _WITH_RANGE = ("rate", "p50_ms", "p99_ms", "ms")

@@ -41,6 +41,10 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
     """Messages that one acknowledgement covers, where a client lets its user say that."""
     waiting: int = 0
     """Messages that lie in the queue all the time."""
+    database: str = ""
+    """The SQLAlchemy URL of one, for what needs it."""
+    sent: int = 0
+    """Rows of an outbox that were published."""
     promises: tuple[str, ...] = ()
     """For `clients/costs.py`: those that are switched on."""
     limit: float = 8.0

@@ -1,7 +1,8 @@
 """The command `acemq`: what the ops layer returns, as tables for people and as JSON for programs.
 
-commands.py   the commands                 target.py   which broker, which topology
-running.py    how a command ends           showing.py  tables, JSON, the progress bar
+commands.py   the commands, and outbox.py      options.py    what several of them can be told
+target.py     which broker, which topology     databases.py  a store in a database, opened for one command
+running.py    how a command ends               showing.py    tables, JSON, the progress bar
 """
 
 from __future__ import annotations

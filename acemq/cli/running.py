@@ -30,11 +30,11 @@ class ExitCode(IntEnum):
     ATTENTION = 1
     """It looked, and a person should look too: not healthy, not as described, something wrong with the URL."""
     USAGE = 2
-    """Wrong usage: an unknown command, option, queue or filter. Nothing was done."""
+    """Wrong usage: an unknown command, option, queue, record or filter. Nothing was done."""
     REFUSED = 3
     """A guard refused: not confirmed, or the broker has an object otherwise. Nothing was done."""
     UNREACHABLE = 4
-    """The broker does not answer, or refuses the credentials."""
+    """The broker or the database does not answer, or refuses the credentials."""
     PARTLY = 5
     """Partly done: interrupted, stopped by a failure, or held up by its filters. What is shown says how far."""
     INTERRUPTED = 130

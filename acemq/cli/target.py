@@ -1,4 +1,4 @@
-"""Which broker a command speaks to, and which topology is meant: option, variable, or `[tool.acemq]`."""
+"""Which broker or database a command speaks to, and which topology is meant: option, variable, or `[tool.acemq]`."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from acemq.health import without_secrets
 from acemq.topology import Topology
 
 URL_VARIABLE, TOPOLOGY_VARIABLE = "ACEMQ_URL", "ACEMQ_TOPOLOGY"
+DATABASE_VARIABLE = "ACEMQ_DATABASE_URL"
 
 
 def url_of(option: str | None) -> str:
@@ -21,6 +22,17 @@ def url_of(option: str | None) -> str:
     if not url:
         raise ConfigurationError(
             f"no broker is named; give --url, set {URL_VARIABLE}, or write url under [tool.acemq] in pyproject.toml"
+        )
+    return url
+
+
+def database_of(option: str | None) -> str:
+    """Where an outbox is. Refused when nobody says."""
+    url = option or os.environ.get(DATABASE_VARIABLE) or _setting("database")
+    if not url:
+        raise ConfigurationError(
+            f"no database is named; give --database, set {DATABASE_VARIABLE}, or write database under [tool.acemq] in "
+            "pyproject.toml"
         )
     return url
 

@@ -1,4 +1,8 @@
-"""`python -m examples.shop --broker amqp://localhost`: the whole story; exit code 1 if anything is lost or double."""
+"""`python -m examples.shop`: the whole story; exit code 1 if anything is lost or double.
+
+It needs no server: broker and database are two files. `--broker amqp://localhost` is the same on RabbitMQ, `--database
+postgresql+asyncpg://…` on PostgreSQL.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +20,7 @@ from sqlalchemy import func, select
 
 import acemq
 from acemq import AceMQ
-from examples.shop.tables import Invoice, Order, Shop
+from examples.shop.tables import LEASE, Invoice, Order, Shop
 from examples.shop.work import INVOICES, ORDERS, InvoiceMade, OrderPlaced, topology, work
 
 DATA = Path(__file__).parent / "data" / "orders.csv"
@@ -128,8 +132,12 @@ async def story(broker: str, database: str, most_deaths: int) -> int:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m examples.shop", description=__doc__)
-    parser.add_argument("--broker", default=os.environ.get("ACEMQ_URL", "amqp://guest:guest@localhost"))
+    parser = argparse.ArgumentParser(
+        prog="python -m examples.shop", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--broker", default=os.environ.get("ACEMQ_URL"), help="its URL, for example amqp://localhost; a file of SQLite"
+    )
     parser.add_argument("--database", help="an SQLAlchemy URL, for example postgresql+asyncpg://…; a file of SQLite")
     parser.add_argument("--deaths", type=int, default=5, help="of each process, at most")
     parser.add_argument("--role", choices=ROLES, help=argparse.SUPPRESS)
@@ -140,8 +148,9 @@ def main() -> int:
         asyncio.run(work(given.role, given.broker, given.database, given.odds))
         return 0
     with tempfile.TemporaryDirectory() as folder:
+        broker = given.broker or f"sqlite:///{folder}/broker.db?lease={LEASE.total_seconds():g}"
         database = given.database or f"sqlite+aiosqlite:///{folder}/shop.db"
-        return asyncio.run(story(given.broker, database, given.deaths))
+        return asyncio.run(story(broker, database, given.deaths))
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 from acemq import DbIdempotencyStore, DbOutboxStore
 
 LEASE = timedelta(seconds=2)
-"""Short, as relays die here all the time; what one held is out again after it."""
+"""Short, as processes die here all the time; what one held is out again after it."""
 
 
 class Base(DeclarativeBase):

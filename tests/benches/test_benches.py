@@ -14,7 +14,7 @@ import msgspec
 import pytest
 
 from benches import __main__ as benches
-from benches import c_client, costs, imports, memory, million, page, patterns, peers, rabbitmq
+from benches import c_client, costs, imports, memory, million, outbox, page, patterns, peers, rabbitmq
 from benches.order import SIZE, new_order, now, orders
 from benches.results import Results, conclude, read, summary, write
 from benches.rounds import Measure, Run, run_rounds
@@ -138,6 +138,7 @@ def test_every_target_speaks_of_what_is_measured() -> None:
         (rabbitmq.TARGETS, rabbitmq.measures("amqp://localhost", c=Path("client"))),
         (costs.TARGETS, costs.measures("amqp://localhost")),
         (patterns.TARGETS, patterns.measures("amqp://localhost")),
+        (outbox.TARGETS, outbox.measures("amqp://localhost", {outbox.POSTGRESQL: "", outbox.SQLITE: ""})),
         (peers.TARGETS, peers.measures("amqp://localhost")),
         (million.TARGETS, million.measures("amqp://localhost")),
         (memory.TARGETS, memory.measures()),
@@ -294,5 +295,5 @@ def _measure(name: str) -> Measure:
 def test_an_unknown_suite_is_refused_before_anything_runs(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         benches.main(["redis"])
-    known = "import, memory, rabbitmq, ordered, patterns, costs, million, peers"
+    known = "import, memory, rabbitmq, ordered, patterns, outbox, costs, million, peers"
     assert f"unknown suite 'redis'; known: {known}" in capsys.readouterr().err

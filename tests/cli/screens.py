@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import asyncio
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import acemq
-from acemq import Topology
+from acemq import DbOutboxStore, Envelope, OutboxRecord, Topology
 from tests.cli.terminal import Tmux
 from tests.services import RabbitMQ
+from tests.stores.places import place_at
 
 HOST = "screens"
 TOPOLOGY = "tests.cli.screens:topology"
@@ -52,6 +54,11 @@ SCREENS: dict[str, tuple[str, Callable[[Tmux], None] | None]] = {
     "replay": ("acemq replay orders.dlq --where error~timeout", _answer_yes),
     "replay_interrupted": ("acemq replay orders.dlq --rate 0.2", _interrupt),
     "health": ("acemq health", None),
+    "outbox_status": ("acemq outbox status", None),
+    "outbox_retired": ("acemq outbox retired", None),
+    "outbox_retired_one": ("acemq outbox retired o-1002", None),
+    "outbox_release": ("acemq outbox release o-1001 o-1002", _answer_yes),
+    "outbox_discard": ('acemq outbox discard o-1003 --reason "a test order"', _answer_yes),
 }
 """In the order in which they are taken, as each sees what those before it did."""
 
@@ -63,7 +70,7 @@ def take(server: RabbitMQ) -> Iterator[tuple[str, str]]:
     url = f"{server.url}/{HOST}"
     asyncio.run(_go_wrong(url))
     try:
-        with Tmux(ACEMQ_URL=url, TZ="UTC") as terminal:
+        with tempfile.TemporaryDirectory() as folder, Tmux(**_environment(url, folder)) as terminal:
             for name, (command, then) in SCREENS.items():
                 terminal.clear()
                 terminal.enter(command.replace("shop:topology", TOPOLOGY))
@@ -73,6 +80,11 @@ def take(server: RabbitMQ) -> Iterator[tuple[str, str]]:
                 yield name, _as_shown(terminal.screen)
     finally:
         server.ctl("delete_vhost", HOST)
+
+
+def _environment(url: str, folder: str) -> dict[str, str]:
+    asyncio.run(_get_stuck(f"sqlite+aiosqlite:///{folder}/shop.db"))
+    return {"ACEMQ_URL": url, "ACEMQ_DATABASE_URL": f"sqlite:///{folder}/shop.db", "TZ": "UTC"}
 
 
 def _as_shown(screen: str) -> str:
@@ -88,6 +100,20 @@ async def _go_wrong(url: str) -> None:
             pulled = await mq.pull("orders", bytes)
             assert pulled is not None
             await pulled.reject(fault)
+
+
+async def _get_stuck(database: str) -> None:
+    """Three orders for an exchange that nobody has declared, and one that waits behind the first of them."""
+    async with place_at("sqlite", database) as place, acemq.connect("memory://") as mq:
+        store = DbOutboxStore(place.engine)
+        await store.create()
+        for id, tenant in (("o-1001", "acme"), ("o-1002", "zenith"), ("o-1003", "test"), ("o-1004", "acme")):
+            envelope = Envelope.of("order.placed", id=id)
+            await place.add(
+                store, OutboxRecord.of("orders", "order.placed", {"order": id}, envelope=envelope, key=tenant)
+            )
+        for _ in range(store.max_attempts):
+            await mq.outbox(store).sweep()
 
 
 def main(folder: Path) -> None:

@@ -19,6 +19,7 @@ from tests.crash.recording import Recorder
 from tests.stores.places import engine_for
 
 LEASE = timedelta(seconds=2)
+"""Short, so that what a killed process held is soon free."""
 
 
 class Kept(msgspec.Struct, omit_defaults=True):
@@ -37,6 +38,8 @@ class Kept(msgspec.Struct, omit_defaults=True):
     at: int = 1
     """The how manieth time. Of `in the handler`, about every so many."""
     batch: int = 100
+    lease: float = LEASE.total_seconds()
+    """Seconds, of the relay."""
     concurrency: int = 4
 
 
@@ -48,7 +51,7 @@ def die(recorder: Recorder, where: str) -> None:
 async def begin(kept: Kept, mq: AceMQ, recorder: Recorder, opened: AsyncExitStack) -> None:
     engine = engine_for(kept.url)
     opened.push_async_callback(engine.dispose)
-    store, inbox = DbOutboxStore(engine, lease=LEASE), DbIdempotencyStore(engine)
+    store, inbox = DbOutboxStore(engine, lease=timedelta(seconds=kept.lease)), DbIdempotencyStore(engine)
     if kept.relay:
         _relay_dies(kept, mq, store, recorder)
         await opened.enter_async_context(mq.outbox(store).relay(interval=timedelta(milliseconds=100), batch=kept.batch))
@@ -88,6 +91,7 @@ def _relay_dies(kept: Kept, mq: AceMQ, store: Any, recorder: Recorder) -> None:
         if kept.dies == "before mark":
             die(recorder, kept.dies)
         count: int = await published(ids, token)
+        recorder.note("marked", f"{count}")
         if kept.dies == "after mark":
             die(recorder, kept.dies)
         return count

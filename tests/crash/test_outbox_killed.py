@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import Counter
 from collections.abc import AsyncIterator
 from datetime import timedelta
@@ -55,11 +56,12 @@ async def arrived(mq: AceMQ, queue: str) -> list[str]:
     return ids
 
 
-async def written(place: Sql, queue: str, count: int) -> list[str]:
+async def written(place: Sql, queue: str, count: int, *, keys: int = 5, name: str = "m") -> list[str]:
+    """So many in one transaction, every other one with a key."""
     store = DbOutboxStore(place.engine)
-    ids = [f"m-{n:04}" for n in range(count)]
+    ids = [f"{name}-{n:04}" for n in range(count)]
     records = [
-        OutboxRecord.of("", queue, 1, envelope=Envelope.of("t", id=id), key=f"k-{n % 5}" if n % 2 else None)
+        OutboxRecord.of("", queue, 1, envelope=Envelope.of("t", id=id), key=f"k-{n % keys}" if n % 2 else None)
         for n, id in enumerate(ids)
     ]
     await place.add(store, *records)
@@ -190,6 +192,25 @@ async def test_a_thousand_messages_delivered_twice_and_twenty_kills_are_one_effe
 
 
 @pytest.mark.timeout(120)
+@EACH
+async def test_o021_four_processes_share_a_table_and_publish_each_record_once(
+    place: Sql, mq: AceMQ, announced: str, rabbit_url: str, workers: Workers
+) -> None:
+    # Nobody dies here, and none may be taken for dead because the machine is slow.
+    plan = kept(place, relay=True, batch=20, lease=60)
+    started = [workers.start(rabbit_url, database=plan) for _ in range(4)]
+    await until(lambda: len(workers.recorder.lines("ready")) == 4, within=60)  # none has a start over another
+    ids = await written(place, announced, 2_000, keys=40)
+    await until_async(lambda: nothing_pending(place), within=60)
+    counted = Counter(await arrived(mq, announced))
+    assert sorted(counted) == ids
+    assert max(counted.values()) == 1
+    shares = [sum(int(line.id) for line in workers.recorder.lines("marked", pid=each.pid)) for each in started]
+    assert sum(shares) == 2_000
+    assert max(shares) <= 1_800, shares
+
+
+@pytest.mark.timeout(120)
 @pytest.mark.parametrize("place", ["sqlite"], indirect=True)
 async def test_m091_a_broker_that_was_away_costs_no_record_an_attempt(
     place: Sql, name: str, start_rabbitmq: StartRabbitMQ
@@ -208,6 +229,43 @@ async def test_m091_a_broker_that_was_away_costs_no_record_an_attempt(
             await until_async(lambda: nothing_pending(place), within=60)
             assert (relay.counters.failed, relay.counters.published) == (0, 30)
         assert sorted(await arrived(mq, name)) == ids
+
+
+AWAY = 300.0
+"""Seconds."""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(AWAY + 120)
+@pytest.mark.parametrize("place", ["postgresql"], indirect=True)
+async def test_a_broker_that_is_away_for_five_minutes_retires_nothing(
+    place: Sql, name: str, start_rabbitmq: StartRabbitMQ
+) -> None:
+    server, store = await asyncio.to_thread(start_rabbitmq), DbOutboxStore(place.engine)
+    async with acemq.connect(server.url) as mq:
+        await mq.declare(Topology().queue(name, type="classic"))
+        async with mq.outbox(store).relay(interval=timedelta(milliseconds=100)) as relay:
+            ids = await written(place, name, 2_000, keys=40, name="before")
+            await until(lambda: relay.counters.published >= 100, within=30)
+            await asyncio.to_thread(server.stop)  # with records in hand
+            assert relay.counters.published < 2_000, "it was too late to find some pending"
+            ids += await written(place, name, 100, name="meanwhile")
+            began = time.monotonic()
+            await until(lambda: relay.state is RelayState.HELD_UP)
+            sweeps = relay.counters.sweeps
+            await until(lambda: time.monotonic() > began + AWAY, within=AWAY + 1)
+            assert relay.counters.sweeps == sweeps, "it claimed what it cannot publish"
+            assert await store.retired() == []
+            ((most, left),) = await place.execute(
+                "SELECT max(attempts), count(*) FROM acemq_outbox WHERE published_at IS NULL"
+            )
+            # What was on its way when the link went may have arrived: that counts, once.
+            assert most <= 1
+            assert left >= 100
+            await asyncio.to_thread(server.start)
+            await until_async(lambda: nothing_pending(place), within=90)
+            assert await store.retired() == []
+        assert sorted(set(await arrived(mq, name))) == sorted(ids)
 
 
 @pytest.mark.timeout(120)

@@ -198,6 +198,8 @@ def test_every_command_exists() -> None:
                         assert {word for word in given if word.startswith("-")} <= _known(given), line
                     case ["python", program]:
                         assert (ROOT / program).exists(), line
+                    case ["python", "-m", module]:
+                        assert (ROOT / module.replace(".", "/") / "__main__.py").exists(), line
                     case _:
                         pytest.fail(f"{called(path)}: {line!r} is of a kind that this test does not know")
 

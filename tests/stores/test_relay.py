@@ -187,6 +187,35 @@ async def test_m088_a_retired_record_is_released_once_its_target_is_there(place:
     assert "outbox acemq_outbox" not in {part.name for part in (await mq.health()).parts}
 
 
+@EACH
+async def test_m088_an_exchange_that_nothing_is_bound_to_takes_nothing_until_something_is(
+    place: Sql, mq: AceMQ, log: Log
+) -> None:
+    store = await place.outbox()
+    await mq.declare(Topology().exchange("later"))
+    lost = OutboxRecord.of("later", "k", 1, envelope=Envelope.of("t", id="lost"))
+    await place.add(store, lost, *(record(f"m-{n}") for n in range(30)))
+    for _ in range(12):
+        await mq.outbox(store).sweep()
+    assert log.of("lost") == ["lost"] * 10
+    assert sorted(log.of("m-")) == sorted(f"m-{n}" for n in range(30))
+    assert await store.pending_count() == 1
+    await mq.declare(Topology().queue("q").exchange("later").bind("q", "later", "k"))
+    assert await store.release("lost")
+    assert (await mq.outbox(store).sweep()).published == 1
+    assert await store.pending_count() == 0
+
+
+@EACH
+async def test_m088_of_an_error_a_thousand_characters_are_kept(place: Sql) -> None:
+    store = await place.outbox(max_attempts=1)
+    await place.add(store, record("m"))
+    batch = await store.claim(1)
+    assert await store.failed("m", "é\0\ud800" * 5_000, batch.token)
+    (retired,) = await store.retired()
+    assert retired.last_error == ("é?" * 500)
+
+
 @SERVERS
 async def test_m090_records_of_a_key_leave_in_the_order_of_their_commits(place: Sql, mq: AceMQ, log: Log) -> None:
     store = await place.outbox()

@@ -53,7 +53,7 @@ class Database:
             )
         self.identity = _identity(self.sync_engine)
         self._warned = False
-        self._engine = engine.execution_options(**_OWN[self.kind])
+        self._engine = engine
 
     @property
     def is_async(self) -> bool:
@@ -69,16 +69,24 @@ class Database:
 
         On PostgreSQL a transaction is one statement, which spares it two round trips; whatever needs more asks for it.
         """
-        return await self._run(self._engine, work)
+        return await self._run(work, _OWN[self.kind])
 
-    async def _run(self, engine: AsyncEngine | Engine, work: Callable[[Connection], R]) -> R:
+    async def _run(self, work: Callable[[Connection], R], isolation: str | None) -> R:
+        def transaction(connection: Connection) -> R:
+            if isolation is not None:
+                # Of the connection, as what an engine was given wins over what is said of it later.
+                connection.execution_options(isolation_level=isolation)
+            with connection.begin():
+                return work(connection)
+
+        engine = self._engine
         if isinstance(engine, AsyncEngine):
-            async with engine.begin() as connection:
-                return await connection.run_sync(work)
+            async with engine.connect() as connected:
+                return await connected.run_sync(transaction)
 
         def now() -> R:
-            with engine.begin() as connection:
-                return work(connection)
+            with engine.connect() as connection:
+                return transaction(connection)
 
         return await asyncio.to_thread(now)
 
@@ -142,8 +150,7 @@ class Database:
             self._check_sqlite(connection)
 
     def _check_sqlite(self, connection: Connection) -> None:
-        driver: Any = connection.connection.driver_connection
-        driver = getattr(driver, "_conn", driver)  # that of aiosqlite is a shell round the standard one
+        driver = _sqlite_driver(connection)
         if getattr(driver, "autocommit", _LEGACY) is False:
             return
         if driver.isolation_level is None:
@@ -192,12 +199,16 @@ class Database:
                 case "postgresql":
                     connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": number_of("create", name)})
                 case "sqlite":
-                    pass
+                    # A writer from the beginning, which waits for its turn: one that has looked first is refused at
+                    # once when another has written meanwhile.
+                    if _sqlite_driver(connection).in_transaction:
+                        connection.exec_driver_sql("ROLLBACK")
+                    connection.exec_driver_sql("BEGIN IMMEDIATE")
             for statement in self.statements(metadata):
                 connection.exec_driver_sql(statement)
 
-        whole = {"isolation_level": "READ COMMITTED"} if self.kind == "postgresql" else {}
-        await self._run(self._engine.execution_options(**whole), work)
+        # A whole transaction on PostgreSQL, too, as its lock would else be over with the statement that takes it.
+        await self._run(work, "READ COMMITTED" if self.kind == "postgresql" else _OWN[self.kind])
 
     async def check(self, table: Table) -> None:
         """Raise one `TopologyError` that names every column which is missing."""
@@ -211,7 +222,8 @@ class Database:
 
         lacking = await self.run(missing)
         if lacking is None:
-            raise TopologyError(f"there is no table {table.fullname!r}", advice=_MAKE)
+            advice = f"Is the name right, and is this its database? {_MAKE}"
+            raise TopologyError(f"there is no table {table.fullname!r}", advice=advice)
         if lacking:
             raise TopologyError(
                 f"table {table.fullname!r} is an old one or somebody else's: it has no {', '.join(lacking)}",
@@ -229,12 +241,12 @@ class Database:
             raise
 
 
-_OWN: dict[Kind, dict[str, Any]] = {
-    "postgresql": {"isolation_level": "AUTOCOMMIT"},
-    "mysql": {"isolation_level": "READ COMMITTED"},  # its own would lock gaps, and keep callers from inserting
-    "sqlite": {},
+_OWN: dict[Kind, str | None] = {
+    "postgresql": "AUTOCOMMIT",
+    "mysql": "READ COMMITTED",  # its own would lock gaps, and keep callers from inserting
+    "sqlite": None,
 }
-"""For the store's own transactions, whatever the application has chosen for its."""
+"""The isolation of the store's own transactions, whatever the application has chosen for its."""
 _LEGACY = -1
 _ADVICE = "give the session or connection that your transaction runs in"
 _MAKE = "Make it: create_table_sql(), table(metadata) for Alembic, or await create()"
@@ -286,6 +298,11 @@ def kind_of(dialect: str) -> Kind:
 def _dialect(kind: str) -> Any:
     kind_of(kind)
     return make_url(f"{kind}://").get_dialect()()
+
+
+def _sqlite_driver(connection: Connection) -> Any:
+    driver = connection.connection.driver_connection
+    return getattr(driver, "_conn", driver)  # that of aiosqlite is a shell round the standard one
 
 
 def is_duplicate(error: DBAPIError) -> bool:
