@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sqlite3
 import sys
 import tempfile
 import time
@@ -10,16 +11,16 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
-from benches import c_client, costs, imports, memory, million, ordered, patterns, peers, rabbitmq
+from benches import c_client, costs, databases, imports, memory, million, ordered, patterns, peers, rabbitmq
 from benches.results import ENOUGH, Results, conclude, summary, write
 from benches.rounds import Measure, Run, run_rounds
 from benches.targets import Target
-from tests.services import CannotBeHad, RabbitMQ
+from tests.services import CannotBeHad, MariaDB, PostgreSQL, RabbitMQ
 
 HERE = Path(__file__).parent
 Suite = Callable[[int, bool, str], Results]
 """Of rounds, whether it is a quick one, and what the names of its measures have in them."""
-SUITES = ("import", "memory", "rabbitmq", "ordered", "patterns", "costs")
+SUITES = ("import", "memory", "rabbitmq", "databases", "ordered", "patterns", "costs")
 ASKED_FOR = ("million", "peers")
 """Suites that take long or need more installed, and run only when they are named."""
 
@@ -75,6 +76,30 @@ def _rabbitmq(rounds: int, quick: bool, only: str) -> Results:
         return _on_broker("rabbitmq", partial(rabbitmq.measures, c=c), rabbitmq.TARGETS, left_out)(rounds, quick, only)
 
 
+def _databases(rounds: int, quick: bool, only: str) -> Results:
+    with (
+        PostgreSQL.obtain() as postgresql,
+        MariaDB.obtain() as mariadb,
+        tempfile.TemporaryDirectory(prefix="acemq-") as folder,
+    ):
+        servers = {databases.POSTGRESQL: postgresql, databases.MARIADB: mariadb}
+        versions = (
+            f"PostgreSQL {postgresql.execute('SHOW server_version').split()[0]}",
+            f"MariaDB {mariadb.execute('SELECT VERSION()').strip().partition('-')[0]}",
+            f"SQLite {sqlite3.sqlite_version}",
+        )
+        runs = _runs(databases.measures(databases.Places(servers, Path(folder)), quick=quick), rounds, only)
+    return conclude(
+        "databases",
+        _of(databases.TARGETS, only),
+        runs,
+        rounds=rounds,
+        quick=quick,
+        broker=", ".join(versions),
+        left_out=databases.left_out(),
+    )
+
+
 def _on_broker(
     suite: str,
     measures: Callable[..., Sequence[Measure]],
@@ -100,6 +125,7 @@ def _in_process(suite: str, measures: Callable[..., Sequence[Measure]], targets:
 
 RUN: dict[str, Suite] = {
     "rabbitmq": _rabbitmq,
+    "databases": _databases,
     "memory": _in_process("memory", memory.measures, memory.TARGETS),
     "import": _in_process("import", imports.measures, imports.TARGETS),
     "patterns": _on_broker("patterns", patterns.measures, patterns.TARGETS),

@@ -12,6 +12,7 @@ PUBLISHED = Path(__file__).parent / "results"
 
 TITLES = {
     "rabbitmq": "RabbitMQ",
+    "databases": "A database as the broker",
     "ordered": "Ordered queues on RabbitMQ",
     "million": "A million messages",
     "patterns": "Patterns",
@@ -31,6 +32,7 @@ FIGURES = {
     "ms": "ms",
     "cpu_ms": "processor ms",
     "us": "processor µs",
+    "queries": "queries a second",
 }
 """Those that are shown, in their order."""
 _WITH_RANGE = ("rate", "p50_ms", "p99_ms", "ms")
