@@ -8,18 +8,20 @@ import sqlite3
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from importlib import import_module
 from statistics import quantiles
 from typing import Any
 
-import asyncpg
 import msgspec
-from sqlalchemy.dialects.postgresql import asyncpg as asyncpg_dialect
+from sqlalchemy import make_url
 
 import acemq
 from acemq import Topology
 from acemq.transports.sql.dialects import DIALECTS, Statements, Tables
 from benches.order import Order, new_order, orders
 from benches.running import Figures, Meter, Task, pump, pump_blocking, serve
+
+asyncpg: Any = import_module("asyncpg")  # without types
 
 LEASE = 30_000_000
 _encode, _decode = msgspec.json.encode, msgspec.json.Decoder(Order).decode
@@ -64,8 +66,9 @@ class Spoken:
     """A statement as asyncpg takes it."""
 
     def __init__(self, connection: Any, name: str) -> None:
-        made = Statements(DIALECTS["postgresql"], Tables())[name].compile(dialect=asyncpg_dialect.dialect())
-        self._connection, self._text, self._names = connection, str(made), made.positiontup or []  # type: ignore[attr-defined]
+        dialect = make_url("postgresql+asyncpg://").get_dialect()()
+        made: Any = Statements(DIALECTS["postgresql"], Tables())[name].compile(dialect=dialect)
+        self._connection, self._text, self._names = connection, str(made), made.positiontup or []
 
     async def __call__(self, **given: Any) -> Sequence[Any]:
         rows: Sequence[Any] = await self._connection.fetch(self._text, *(given[name] for name in self._names))

@@ -536,10 +536,14 @@ async def test_leases_are_counted_as_they_are_renewed_and_lost(reader: InMemoryM
 async def test_a_lease_that_nobody_could_renew_is_counted_as_lost_once(reader: InMemoryMetricReader, name: str) -> None:
     lease, clock = timedelta(seconds=30), MovableClock()
     broker = MemoryBroker.named(name, clock=clock, lease=lease)
+
+    async def endless(message: Message[int]) -> None:
+        await asyncio.Event().wait()
+
     async with acemq.connect(f"memory://{name}", clock=clock) as mq:
         await mq.declare(Topology().queue("q"))
         await mq.send_many("q", range(2))
-        async with mq.consume("q", int, lambda message: asyncio.Event().wait(), concurrency=1) as consumer:
+        async with mq.consume("q", int, endless, concurrency=1) as consumer:
             await until(lambda: consumer.in_flight == 1)
             assert await mq.pull("q", int) is None
             broker.stall("renew")

@@ -31,7 +31,8 @@ async def differences(url: str, metadata: sa.MetaData, *statements: str, schema:
         if schema is not None:
             options["include_schemas"] = True
             options["include_name"] = lambda name, kind, parents: kind != "schema" or name == schema
-        return compare_metadata(MigrationContext.configure(connection, opts=options), metadata)
+        found: list[Any] = compare_metadata(MigrationContext.configure(connection, opts=options), metadata)
+        return found
 
     async with engine.begin() as connection:
         for statement in statements:
@@ -75,7 +76,7 @@ async def test_what_is_made_of_them_is_used(url: str) -> None:
     async with acemq.connect(f"{url.partition('?')[0]}?create_schema=false") as mq:
         await mq.declare(Topology().queue("q", dead_letter=True).exchange("x", "fanout").bind("q", "x"))
         await mq.publish("x", "", 1)
-        await mq.send("q", 2, priority=None)
+        await mq.send("q", 2)
         assert [pulled.payload for pulled in await mq.pull_many("q", int)] == [1, 2]
 
 

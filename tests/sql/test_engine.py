@@ -12,7 +12,7 @@ import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
 import acemq
-from acemq import ConfigurationError, Credentials, Message, SecurityError, Tls, Topology
+from acemq import ConfigurationError, ConnectOptions, Credentials, Message, SecurityError, Tls, Topology
 from acemq.transports.sql.port import SqlTransport
 from tests.waiting import QUICK, until
 
@@ -128,19 +128,24 @@ async def test_an_engine_of_psycopg_is_enough_and_polls(postgres_url: str) -> No
 async def test_what_does_not_fit_is_refused_at_the_call(postgres_url: str, tmp_path: Any) -> None:
     engine = engine_for(postgres_url)
     other = postgres_url.rpartition("/")[0] + "/another"
-    for url, options, says in (
+    wrong: tuple[tuple[str, ConnectOptions, str], ...] = (
         (f"sqlite:///{tmp_path}/x.db", {"engine": engine}, "opened by its name"),
         ("mariadb://root@localhost/test", {"engine": engine}, "the URL says mariadb"),
         (other, {"engine": engine}, "name the same"),
         (postgres_url, {"engine": engine.sync_engine}, "must be an AsyncEngine"),
         ("memory://", {"engine": engine}, "no option 'engine'"),
         ("amqp://localhost", {"engine": engine}, "option 'engine' of RabbitMQ"),
-    ):
+    )
+    for url, options, says in wrong:
         with pytest.raises(ConfigurationError, match=says):
             acemq.connect(url, **options)
-    for given in ({"tls": Tls()}, {"credentials": Credentials("a", "b")}):
+    refused: tuple[ConnectOptions, ...] = (
+        {"engine": engine, "tls": Tls()},
+        {"engine": engine, "credentials": Credentials("a", "b")},
+    )
+    for given in refused:
         with pytest.raises(SecurityError, match="beside engine="):
-            acemq.connect(postgres_url, engine=engine, **given)  # type: ignore[typeddict-item]
+            acemq.connect(postgres_url, **given)
     mysql = create_async_engine("mysql+asyncmy://root@localhost/postgres")
     with pytest.raises(ConfigurationError, match="one of mysql"):
         acemq.connect(postgres_url, engine=mysql)

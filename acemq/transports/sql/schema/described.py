@@ -31,15 +31,16 @@ class _Describing:
         self._text: sa.types.TypeEngine[Any]
         self._long: sa.types.TypeEngine[Any]
         self._bytes: sa.types.TypeEngine[Any]
+        self._short: sa.types.TypeEngine[Any] = sa.SmallInteger()
+        self._big: sa.types.TypeEngine[Any] = sa.BigInteger()
+        self._int: sa.types.TypeEngine[Any] = sa.Integer()
         if self._is_mysql:
             # The default collation takes one name for another that differs in case, accents or blanks at its end.
             self._name = self._text = mysql.VARBINARY(255)
             self._long, self._bytes = mysql.LONGTEXT(charset="utf8mb4"), mysql.LONGBLOB()
-            self._short, self._big, self._int = sa.SmallInteger(), sa.BigInteger(), sa.Integer()
         elif database == "postgresql":
             self._name, self._text = sa.Text(collation="C"), sa.Text()
             self._long, self._bytes = sa.Text(), sa.LargeBinary()
-            self._short, self._big, self._int = sa.SmallInteger(), sa.BigInteger(), sa.Integer()
         else:
             self._name = self._text = self._long = sa.Text()
             self._bytes = sa.LargeBinary()
