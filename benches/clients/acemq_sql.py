@@ -21,8 +21,6 @@ from benches.order import Order, new_order, orders
 from benches.running import Figures, Meter, Task, pump, rss_mb, serve
 from tests.sql.filling import analyze, fill
 
-CONCURRENCY = 100
-"""Handlers at once: as many acceptances share a commit."""
 _ASYNC = {"sqlite": "sqlite+aiosqlite", "postgresql": "postgresql+asyncpg", "mariadb": "mariadb+asyncmy"}
 
 
@@ -54,7 +52,8 @@ async def consume(task: Task) -> Figures:
         meter.hit(message.payload.t)
 
     async with connected(task) as mq:
-        async with mq.consume(task.queue, Order, handle, prefetch=task.prefetch, concurrency=CONCURRENCY) as consumer:
+        # As many at once as the other takes at once: each acceptance waits for its commit.
+        async with mq.consume(task.queue, Order, handle, prefetch=task.prefetch, concurrency=task.prefetch) as consumer:
             await meter.over.wait()
         assert consumer.counters.acked >= meter.messages
     return meter.figures()
