@@ -54,7 +54,8 @@ async def test_messages_go_through_it_and_it_works_on_after_the_close(url: str, 
                 await mq.send("q", 1, transaction=connection)
             await mq.send("q", 2)
             await until(lambda: sorted(got) == [1, 2])
-    assert engine.pool.checkedout() == 0  # type: ignore[attr-defined]
+    pool: Any = engine.pool
+    assert pool.checkedout() == 0
     async with engine.connect() as connection:
         assert (await connection.execute(sa.text("SELECT count(*) FROM acemq_message"))).scalar() == 0
 

@@ -95,6 +95,7 @@ async def test_t027_no_lease_is_cut_short(both: tuple[AceMQ, AceMQ], engine: Asy
 
 
 async def test_t027_a_message_expires_by_the_servers_clock(both: tuple[AceMQ, AceMQ], engine: AsyncEngine) -> None:
+    expires = 0.0
     for number, mq in enumerate(both):
         began = await server_time(engine)
         await mq.send("q", number, expires_in=timedelta(seconds=5))

@@ -210,7 +210,9 @@ async def test_t017_a_program_without_an_event_loop_commits_row_and_message_toge
                     blocking.send("q", -number, transaction=session)
                     savepoint.rollback()
                 end()
-            with session.bind.connect() as connection:  # type: ignore[union-attr]
+            engine = session.get_bind()
+            assert isinstance(engine, sa.Engine)
+            with engine.connect() as connection:
                 blocking.publish("x", "", 7, transaction=connection)
                 connection.commit()
         return list(session.scalars(sa.text("SELECT n FROM business ORDER BY n")))
