@@ -58,7 +58,7 @@ async def test_t030_of_a_fan_out_that_is_killed_every_queue_has_a_message_or_non
         found = await connection.exec_driver_sql(
             f"SELECT copies, count(*) FROM ({of_each}) AS each_one GROUP BY copies"
         )
-        messages: dict[int, int] = dict(row.tuple() for row in found)
+        messages: dict[int, int] = {row[0]: row[1] for row in found}
     await engine.dispose()
     assert set(messages) == {len(queues)}
     assert messages[len(queues)] >= 30 * 50
