@@ -7,6 +7,7 @@ import random
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import sqlalchemy as sa
@@ -55,7 +56,7 @@ async def test_t030_of_a_fan_out_that_is_killed_every_queue_has_a_message_or_non
     engine = create_async_engine(f"{_ASYNC[scheme]}://{rest}")
     of_each = "SELECT count(*) AS copies FROM acemq_message GROUP BY properties"
     async with engine.connect() as connection:
-        found = await connection.exec_driver_sql(
+        found: Any = await connection.exec_driver_sql(
             f"SELECT copies, count(*) FROM ({of_each}) AS each_one GROUP BY copies"
         )
         messages: dict[int, int] = {row[0]: row[1] for row in found}
