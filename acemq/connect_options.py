@@ -32,7 +32,9 @@ class ConnectOptions(TypedDict, total=False):
     credentials: CredentialsSource
     """What the URL says; a value, or a function that is asked at every dial. It replaces the URL's."""
     tls: Tls
-    """With `amqps://` only. The system's trust store, host name checked, TLS 1.2 and newer."""
+    """With `amqps://` and databases on a server. The system's trust store, host name checked, TLS 1.2 and newer."""
+    engine: Any
+    """On a database: SQLAlchemy's `AsyncEngine` to use in place of one of our own. It is not disposed of."""
     interceptors: Sequence[PublishInterceptor | ConsumeInterceptor]
     """Hooks round every publish and every handler of this connection."""
     correlate: bool

@@ -80,7 +80,7 @@ KNOWN_FOR = timedelta(seconds=60)
 """An older depth is not shown by a gauge."""
 SAMPLED_EVERY = timedelta(seconds=15)
 
-_THE_TRANSPORTS = ("clock", "reconnect", "credentials", "tls")
+_THE_TRANSPORTS = ("clock", "reconnect", "credentials", "tls", "engine")
 _PULL_MOST = 1_000
 _VERIFIED = "This connection makes nothing (topology=VERIFY); apply what declared() of one that may has printed"
 
@@ -118,7 +118,9 @@ class Connection:
         self._depths = Depths(self.transport.depth, self.clock)
         self.consumers = Consumers(self.origin)
         terms = self.transport.capabilities.lease
-        self._leases = Leases(self.transport, self.clock) if terms is not None and terms.renewable else None
+        self._leases = None
+        if terms is not None and terms.renewable:
+            self._leases = Leases(self.transport, self.clock, self.telemetry)
         self._checks = Checks(self.transport, self._depths, self.clock, self.consumers)
         self._loops: set[asyncio.Task[None]] = set()
         self._attached: dict[object, Callable[[timedelta], Awaitable[object]]] = {}

@@ -229,6 +229,18 @@ def check_tls(tls: object) -> None:
         raise ConfigurationError(f"tls= is of type {type(tls).__name__}; it must be a Tls, for example Tls(ca_file=…)")
 
 
+_WRONG_NAME = (62, 64)
+"""OpenSSL's X509_V_ERR_HOSTNAME_MISMATCH and X509_V_ERR_IP_ADDRESS_MISMATCH."""
+
+
+def untrusted(endpoint: str, error: ssl.SSLCertVerificationError) -> SecurityError:
+    """What a server's certificate was refused for, and which setting may mend it."""
+    text = f"the certificate of {endpoint} is refused: {error.verify_message}"
+    if error.verify_code in _WRONG_NAME:
+        return SecurityError(f"{text}. The name that it has may be given as Tls(server_name=…)", setting="server_name")
+    return SecurityError(f"{text}. Its authority may be given as Tls(ca_file=…)", setting="ca_file")
+
+
 def is_loopback(host: str) -> bool:
     """Whether what is sent there leaves this machine not at all. No look-up: a name other than localhost may."""
     if host.lower() in ("localhost", "localhost."):

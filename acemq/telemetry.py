@@ -119,6 +119,7 @@ class Telemetry:
         self._schedules = meter.create_counter("acemq.schedule.total")
         self._settled = meter.create_counter("acemq.settle.total")
         self._claims = meter.create_counter("acemq.idempotency.total")
+        self._renewals = meter.create_counter("acemq.lease.renewals.total")
         self._leases_lost = meter.create_counter("acemq.lease.lost.total")
         self._outbox_lag = meter.create_histogram("acemq.outbox.lag", "s")
         self._outbox_total = meter.create_counter("acemq.outbox.total")
@@ -233,8 +234,14 @@ class Telemetry:
     def claimed(self, queue: str, answer: str) -> None:
         self._claims.add(1, {"queue": queue, "answer": answer})
 
-    def lease_lost(self, queue: str) -> None:
-        self._leases_lost.add(1, {"queue": queue, "transport": self._transport})
+    def claim_lost(self, queue: str) -> None:
+        self._leases_lost.add(1, {"queue": queue, "of": "claim", "transport": self._transport})
+
+    def leases_lost(self, queue: str, count: int) -> None:
+        self._leases_lost.add(count, {"queue": queue, "of": "delivery", "transport": self._transport})
+
+    def leases_renewed(self, outcome: str, count: int) -> None:
+        self._renewals.add(count, {"outcome": outcome, "transport": self._transport})
 
     # Patterns
 

@@ -11,16 +11,16 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
-from benches import c_client, costs, imports, memory, million, ordered, outbox, patterns, peers, rabbitmq
+from benches import c_client, costs, databases, imports, memory, million, ordered, outbox, patterns, peers, rabbitmq
 from benches.results import ENOUGH, Results, conclude, summary, write
 from benches.rounds import Measure, Run, run_rounds
 from benches.targets import Target
-from tests.services import CannotBeHad, PostgreSQL, RabbitMQ
+from tests.services import CannotBeHad, MariaDB, PostgreSQL, RabbitMQ
 
 HERE = Path(__file__).parent
 Suite = Callable[[int, bool, str], Results]
 """Of rounds, whether it is a quick one, and what the names of its measures have in them."""
-SUITES = ("import", "memory", "rabbitmq", "ordered", "patterns", "outbox", "costs")
+SUITES = ("import", "memory", "rabbitmq", "databases", "ordered", "patterns", "outbox", "costs")
 ASKED_FOR = ("million", "peers")
 """Suites that take long or need more installed, and run only when they are named."""
 
@@ -88,6 +88,30 @@ def _outbox(rounds: int, quick: bool, only: str) -> Results:
     return conclude("outbox", _of(outbox.TARGETS, only), runs, rounds=rounds, quick=quick, broker=broker)
 
 
+def _databases(rounds: int, quick: bool, only: str) -> Results:
+    with (
+        PostgreSQL.obtain() as postgresql,
+        MariaDB.obtain() as mariadb,
+        tempfile.TemporaryDirectory(prefix="acemq-") as folder,
+    ):
+        servers = {databases.POSTGRESQL: postgresql, databases.MARIADB: mariadb}
+        versions = (
+            f"PostgreSQL {postgresql.execute('SHOW server_version').split()[0]}",
+            f"MariaDB {mariadb.execute('SELECT VERSION()').strip().partition('-')[0]}",
+            f"SQLite {sqlite3.sqlite_version}",
+        )
+        runs = _runs(databases.measures(databases.Places(servers, Path(folder)), quick=quick), rounds, only)
+    return conclude(
+        "databases",
+        _of(databases.TARGETS, only),
+        runs,
+        rounds=rounds,
+        quick=quick,
+        broker=", ".join(versions),
+        left_out=databases.left_out(),
+    )
+
+
 def _on_broker(
     suite: str,
     measures: Callable[..., Sequence[Measure]],
@@ -113,6 +137,7 @@ def _in_process(suite: str, measures: Callable[..., Sequence[Measure]], targets:
 
 RUN: dict[str, Suite] = {
     "rabbitmq": _rabbitmq,
+    "databases": _databases,
     "memory": _in_process("memory", memory.measures, memory.TARGETS),
     "import": _in_process("import", imports.measures, imports.TARGETS),
     "patterns": _on_broker("patterns", patterns.measures, patterns.TARGETS),

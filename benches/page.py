@@ -12,6 +12,7 @@ PUBLISHED = Path(__file__).parent / "results"
 
 TITLES = {
     "rabbitmq": "RabbitMQ",
+    "databases": "A database as the broker",
     "ordered": "Ordered queues on RabbitMQ",
     "million": "A million messages",
     "patterns": "Patterns",

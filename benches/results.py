@@ -16,9 +16,9 @@ from benches.running import cpu_count
 from benches.targets import Target, Verdict, judge
 
 PACKAGES = (
-    *("acemq", "aio-pika", "aiormq", "aiosqlite", "amqp", "asyncpg", "celery", "dramatiq", "faststream", "kombu"),
-    *("msgspec", "opentelemetry-api", "opentelemetry-sdk", "pamqp", "pika", "pydantic", "SQLAlchemy", "taskiq"),
-    *("taskiq-aio-pika", "uvloop"),
+    *("acemq", "aio-pika", "aiormq", "aiosqlite", "amqp", "asyncmy", "asyncpg", "celery", "dramatiq", "faststream"),
+    *("kombu", "msgspec", "opentelemetry-api", "opentelemetry-sdk", "pamqp", "pika", "procrastinate", "psycopg"),
+    *("pydantic", "SQLAlchemy", "taskiq", "taskiq-aio-pika", "uvloop"),
 )
 """Whose versions matter."""
 

@@ -192,9 +192,9 @@ def pump_blocking(send: Callable[[], object], task: Task) -> Figures:
     """The same for a client that blocks."""
     meter = Meter(task.count, task.limit)
     meter.start()
-    while meter.messages < task.count and not (meter.messages % 64 == 0 and meter.late):
+    while meter.messages < task.count and not (meter.messages % 64 < task.batch and meter.late):
         send()
-        meter.messages += 1
+        meter.messages += task.batch
     meter.stop()
     return meter.figures()
 

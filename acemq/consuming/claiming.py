@@ -128,7 +128,7 @@ class Claims:
             await sleep(self._clock, min(every, max(until - self._clock.monotonic(), 0.01)))
         held.is_lost = True
         if self._telemetry.metering:
-            self._telemetry.lease_lost(held.message.queue)
+            self._telemetry.claim_lost(held.message.queue)
         self._say(LEASE_LOST, held.message, "its claim ran out while its handler ran; the handler is cancelled", None)
         handling.cancel()
 

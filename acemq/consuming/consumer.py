@@ -217,8 +217,7 @@ class Consumer:
     def lost(self, batch: Sequence[Delivery], by: LostBy, /) -> None:
         gone = set(batch)
         if self.mover.leases is not None:
-            for delivery in batch:
-                self.mover.leases.let_go(delivery)
+            self.mover.leases.lost(batch, by)
         self._holding.drop(gone)
         # The broker delivers them again, with the attempt they had: a copy now would be one too many.
         for move, delivery in self._moving.items():

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
 from math import ceil
@@ -16,6 +16,7 @@ import msgspec
 
 from acemq.clock import Clock, Timer
 from acemq.errors import AcemqError
+from acemq.telemetry import Telemetry
 from acemq.transport import Delivery, LostBy, Renewal, Transport
 
 log = logging.getLogger("acemq")
@@ -38,8 +39,8 @@ class _Kept(msgspec.Struct):
 
 
 class Leases:
-    def __init__(self, transport: Transport, clock: Clock) -> None:
-        self._transport, self._clock = transport, clock
+    def __init__(self, transport: Transport, clock: Clock, telemetry: Telemetry) -> None:
+        self._transport, self._clock, self._telemetry = transport, clock, telemetry
         self._kept: dict[int, _Kept] = {}
         self._timer: Timer | None = None
         self._timer_at = 0.0
@@ -62,6 +63,13 @@ class Leases:
     def let_go(self, delivery: Delivery) -> None:
         """It is settled, or not ours any more."""
         self._kept.pop(id(delivery), None)
+
+    def lost(self, batch: Iterable[Delivery], by: LostBy) -> None:
+        """They are ours no more, as the broker has said or as the clock has. Of each the first word counts."""
+        gone = Counter(each.queue for each in batch if self._kept.pop(id(each), None) is not None)
+        if by is LostBy.LEASE and self._telemetry.metering:
+            for queue, count in gone.items():
+                self._telemetry.leases_lost(queue, count)
 
     def let_go_of(self, lost: Lost) -> None:
         """All that was kept for one consumer."""
@@ -107,6 +115,9 @@ class Leases:
         except (AcemqError, TimeoutError) as error:
             log.debug("%d leases could not be renewed: %s", len(group), error)
             answers = [Renewal("failed")] * len(group)
+        if self._telemetry.metering:
+            for outcome, count in Counter(answer.outcome for answer in answers).items():
+                self._telemetry.leases_renewed(outcome, count)
         lost: list[_Kept] = []
         now, soonest = self._clock.monotonic(), float("inf")
         for kept, answer in zip(group, answers, strict=True):
@@ -125,13 +136,12 @@ class Leases:
         self._lose(lost)
 
     def _lose(self, lost: list[_Kept]) -> None:
-        by_owner: defaultdict[Lost | None, list[Delivery]] = defaultdict(list)
+        together: defaultdict[tuple[Lost | None, str], list[Delivery]] = defaultdict(list)
         for kept in lost:
-            self.let_go(kept.delivery)
-            by_owner[kept.lost].append(kept.delivery)
-        for tell, deliveries in by_owner.items():
-            queue = deliveries[0].queue
+            together[kept.lost, kept.delivery.queue].append(kept.delivery)
+        for (tell, queue), deliveries in together.items():
             log.warning("the lease of %d deliveries of %s was lost; they come again", len(deliveries), queue)
+            self.lost(deliveries, LostBy.LEASE)
             if tell is not None:
                 tell(deliveries, LostBy.LEASE)
 

@@ -155,6 +155,8 @@ class Receiving(AsyncIterator[Pulled[T_co]], Generic[T_co]):
         self._holding.add(batch)
 
     def lost(self, batch: Sequence[Delivery], by: LostBy, /) -> None:
+        if self.mover.leases is not None:
+            self.mover.leases.lost(batch, by)
         self._holding.drop(set(batch))
 
     def changed(self, state: SubscriptionState, /) -> None:

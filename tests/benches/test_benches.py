@@ -14,7 +14,7 @@ import msgspec
 import pytest
 
 from benches import __main__ as benches
-from benches import c_client, costs, imports, memory, million, outbox, page, patterns, peers, rabbitmq
+from benches import c_client, costs, databases, imports, memory, million, outbox, page, patterns, peers, rabbitmq
 from benches.order import SIZE, new_order, now, orders
 from benches.results import Results, conclude, read, summary, write
 from benches.rounds import Measure, Run, run_rounds
@@ -141,11 +141,12 @@ def test_every_target_speaks_of_what_is_measured() -> None:
         (outbox.TARGETS, outbox.measures("amqp://localhost", {outbox.POSTGRESQL: "", outbox.SQLITE: ""})),
         (peers.TARGETS, peers.measures("amqp://localhost")),
         (million.TARGETS, million.measures("amqp://localhost")),
+        (databases.TARGETS, databases.measures(databases.Places({}, Path()))),
         (memory.TARGETS, memory.measures()),
         (imports.TARGETS, imports.measures()),
     ):
         candidates = {measure.name: {*measure.candidates} for measure in measures}
-        for target in targets:
+        for target in (each for each in targets if each.peer not in databases.left_out()):
             assert {target.ours, target.peer or target.ours} <= candidates[target.measure], target.name
 
 
@@ -295,5 +296,5 @@ def _measure(name: str) -> Measure:
 def test_an_unknown_suite_is_refused_before_anything_runs(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         benches.main(["redis"])
-    known = "import, memory, rabbitmq, ordered, patterns, outbox, costs, million, peers"
+    known = "import, memory, rabbitmq, databases, ordered, patterns, outbox, costs, million, peers"
     assert f"unknown suite 'redis'; known: {known}" in capsys.readouterr().err

@@ -28,6 +28,7 @@ from acemq import (
     Draft,
     Handled,
     Message,
+    MovableClock,
     PublishInterceptor,
     Receipt,
     RetryPolicy,
@@ -37,6 +38,7 @@ from acemq import (
 )
 from acemq.telemetry import Telemetry
 from acemq.transport import Outgoing
+from acemq.transports.memory import MemoryBroker
 from tests.secret import assert_unprinted
 from tests.waiting import until
 
@@ -506,3 +508,48 @@ async def test_o50_two_handlers_at_once_never_share_a_context_and_a_foreign_mess
     assert len(set(seen.values())) == 3
     (process,) = [span for span in spans.get_finished_spans() if span.context and span.context.trace_id == seen["c"]]
     assert (process.name, process.parent) == (f"{queue} process", None)
+
+
+async def test_leases_are_counted_as_they_are_renewed_and_lost(reader: InMemoryMetricReader, name: str) -> None:
+    lease, clock, gate = timedelta(seconds=30), MovableClock(), asyncio.Event()
+    broker = MemoryBroker.named(name, clock=clock, lease=lease)
+
+    async def slow(message: Message[int]) -> None:
+        await gate.wait()
+
+    async with acemq.connect(f"memory://{name}", clock=clock) as mq:
+        await mq.declare(Topology().queue("q"))
+        await mq.send_many("q", range(3))
+        async with mq.consume("q", int, slow, concurrency=3) as consumer:
+            await until(lambda: consumer.in_flight == 3)
+            await clock.advance(lease)
+            renewed = points(reader)["acemq.lease.renewals.total"]
+            assert [tags for tags, _ in renewed] == [{"outcome": "renewed", "transport": "memory"}]
+            assert renewed[0][1] % 3 == 0
+            assert "acemq.lease.lost.total" not in points(reader)
+            broker.lapse("q")
+            gate.set()
+            await until(lambda: consumer.counters.acked == 3)
+    assert points(reader)["acemq.lease.lost.total"] == [({"queue": "q", "of": "delivery", "transport": "memory"}, 3)]
+
+
+async def test_a_lease_that_nobody_could_renew_is_counted_as_lost_once(reader: InMemoryMetricReader, name: str) -> None:
+    lease, clock = timedelta(seconds=30), MovableClock()
+    broker = MemoryBroker.named(name, clock=clock, lease=lease)
+
+    async def endless(message: Message[int]) -> None:
+        await asyncio.Event().wait()
+
+    async with acemq.connect(f"memory://{name}", clock=clock) as mq:
+        await mq.declare(Topology().queue("q"))
+        await mq.send_many("q", range(2))
+        async with mq.consume("q", int, endless, concurrency=1) as consumer:
+            await until(lambda: consumer.in_flight == 1)
+            assert await mq.pull("q", int) is None
+            broker.stall("renew")
+            await clock.advance(lease)
+            await until(lambda: "acemq.lease.lost.total" in points(reader))
+            broker.release("renew")
+            found = points(reader)
+    assert found["acemq.lease.lost.total"] == [({"queue": "q", "of": "delivery", "transport": "memory"}, 2)]
+    assert {tags["outcome"] for tags, _ in found["acemq.lease.renewals.total"]} <= {"failed", "lost", "renewed"}

@@ -207,6 +207,7 @@ class LocalMariaDB(LocalDatabase, MariaDB):
             "mariadb-install-db",
             "--no-defaults",
             f"--datadir={self.data}",
+            f"--tmpdir={self.home}",  # a server removes the temporary tables of all others in the folder as it starts
             "--auth-root-authentication-method=normal",
             "--skip-test-db",
         ]
@@ -216,6 +217,7 @@ class LocalMariaDB(LocalDatabase, MariaDB):
             str(self._server),
             "--no-defaults",
             f"--datadir={self.data}",
+            f"--tmpdir={self.home}",
             f"--port={self.port}",
             f"--bind-address={LOOPBACK}",
             f"--socket={self.home / 's.sock'}",

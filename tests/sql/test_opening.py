@@ -9,13 +9,13 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
-import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import create_async_engine
 
 import acemq
 from acemq import AuthenticationError, ConnectionFailedError, Topology
 from acemq.transport import ServerTooOld
 from acemq.transports.sql import dialects, schema
+from acemq.transports.sql.database import Server
 from tests.services import PostgreSQL
 
 SOON = timedelta(seconds=5)
@@ -120,12 +120,10 @@ async def test_a_database_that_is_not_there_is_named(postgresql: PostgreSQL) -> 
 async def test_t021_a_server_that_does_not_let_us_listen_is_polled_and_said_so_once(
     postgres_url: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from acemq.transports.sql import waking
-
-    def refuse() -> object:
+    async def refuse(self: Server) -> object:
         raise OSError("LISTEN is not supported here")
 
-    monkeypatch.setattr(waking, "asyncpg", refuse)
+    monkeypatch.setattr(Server, "to_listen", refuse)
     got: list[int] = []
 
     async def take(message: acemq.Message[int]) -> None:
@@ -151,12 +149,3 @@ async def test_the_file_is_in_wal_mode_and_as_durable_as_was_asked(tmp_path: Pat
             assert file.execute("PRAGMA journal_mode").fetchone() == ("wal",)
         file.close()
         assert any("power" in note for note in mq.capabilities.notes)
-
-
-def test_the_tables_may_be_given_to_sqlalchemy(tmp_path: Path) -> None:
-    engine = sa.create_engine(f"sqlite:///{tmp_path}/x.db")
-    with engine.begin() as connection:
-        for statement in statements_of("sqlite:"):
-            connection.exec_driver_sql(statement)
-    assert "acemq_message" in sa.inspect(engine).get_table_names()
-    engine.dispose()

@@ -197,6 +197,31 @@ async def test_t017_a_synchronous_session_commits_row_and_message_together(mq: A
     assert await bodies(mq, "q") == [1, 3]
 
 
+async def test_t017_a_program_without_an_event_loop_commits_row_and_message_together(
+    mq: AceMQ, session: Session, url: str
+) -> None:
+    def program() -> list[int]:
+        with acemq.blocking.connect(url) as blocking:
+            for number, end in ((1, session.commit), (2, session.rollback), (3, session.commit)):
+                session.execute(insert(number))
+                blocking.send("q", number, transaction=session)
+                blocking.send_many("q", [number * 10, number * 100], transaction=session)
+                with session.begin_nested() as savepoint:
+                    blocking.send("q", -number, transaction=session)
+                    savepoint.rollback()
+                end()
+            engine = session.get_bind()
+            assert isinstance(engine, sa.Engine)
+            with engine.connect() as connection:
+                blocking.publish("x", "", 7, transaction=connection)
+                connection.commit()
+        return list(session.scalars(sa.text("SELECT n FROM business ORDER BY n")))
+
+    assert await asyncio.to_thread(program) == [1, 3]
+    await asyncio.to_thread(session.rollback)
+    assert await bodies(mq, "q") == [1, 10, 100, 3, 30, 300, 7]
+
+
 async def test_a_batch_in_a_transaction_is_written_in_order(mq: AceMQ, engine: AsyncEngine) -> None:
     async with engine.begin() as connection:
         receipts = await mq.send_many("q", range(1200), transaction=connection, delay=timedelta())

@@ -1,6 +1,7 @@
-"""A consumer as a process of its own: `python -m tests.sql.worker URL RECORD [POINT NTH] [HOLD]`.
+"""A consumer as a process of its own: `python -m tests.sql.worker URL RECORD [POINT NTH] [HOLD] [exclusive]`.
 
-It writes each message it has handled into RECORD, a line each. At POINT, for the NTH time, it kills itself.
+It writes each message it has handled into RECORD, a line each. At POINT, for the NTH time, it kills itself. Asked on
+its standard input for its `state` it tells it.
 """
 
 from __future__ import annotations
@@ -14,10 +15,11 @@ from datetime import timedelta
 from typing import Any
 
 import acemq
-from acemq import Message
+from acemq import Consumer, Message
 from acemq.transports.sql.running import Running
 
 POINTS = ("taken", "delivered", "handled", "settled")
+PREFETCH = 20
 
 
 class Bomb:
@@ -41,12 +43,20 @@ def after(bomb: Bomb, point: str, call: Callable[..., Awaitable[Any]]) -> Callab
     return called
 
 
-async def main(url: str, record: str, point: str = "", nth: str = "0", hold: str = "0") -> None:
+def answer(consumer: Consumer) -> None:
+    """Until there are no more questions."""
+    for _ in sys.stdin:
+        assert consumer._subscription is not None
+        print(consumer._subscription.state.phase, flush=True)
+
+
+async def main(url: str, record: str, point: str = "", nth: str = "0", hold: str = "0", exclusive: str = "") -> None:
     bomb = Bomb(point, int(nth))
     running: Any = Running
     running.take = after(bomb, "taken", running.take)
     running._settle = after(bomb, "settled", running._settle)
     file = os.open(record, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    concurrency, prefetch = (1, 2) if exclusive else (5, PREFETCH)
 
     async def handle(message: Message[int]) -> None:
         bomb.at("delivered")
@@ -55,9 +65,11 @@ async def main(url: str, record: str, point: str = "", nth: str = "0", hold: str
         bomb.at("handled")
 
     async with acemq.connect(url, close_timeout=timedelta(seconds=5)) as mq:
-        async with mq.consume("q", int, handle, concurrency=5, prefetch=20) as consumer:
+        async with mq.consume(
+            "q", int, handle, concurrency=concurrency, prefetch=prefetch, exclusive=bool(exclusive)
+        ) as consumer:
             print("ready", flush=True)
-            await asyncio.get_running_loop().run_in_executor(None, sys.stdin.read)
+            await asyncio.get_running_loop().run_in_executor(None, answer, consumer)
         print(consumer.counters.acked, consumer.counters.stale, flush=True)
 
 

@@ -14,12 +14,17 @@ from pathlib import Path
 class Worker:
     """`acked` and `stale` are known once it has ended in order."""
 
-    def __init__(self, url: str, record: Path, *, point: str = "", nth: int = 0, hold: float = 0) -> None:
+    def __init__(
+        self, url: str, record: Path, *, point: str = "", nth: int = 0, hold: float = 0, exclusive: bool = False
+    ) -> None:
         self.errors = record.with_suffix(f".{id(self)}.err")
         self.acked = self.stale = 0
         with self.errors.open("wb") as errors:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "tests.sql.worker", url, str(record), point, str(nth), str(hold)],
+                [
+                    *(sys.executable, "-m", "tests.sql.worker", url, str(record)),
+                    *(point, str(nth), str(hold), "exclusive" * exclusive),
+                ],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=errors,
@@ -36,6 +41,14 @@ class Worker:
     def await_ready(self) -> None:
         assert self._process.stdout is not None
         assert self._process.stdout.readline() == "ready\n", self.errors.read_text()[-2000:]
+
+    def state(self) -> str:
+        """Of its subscription, by its own word."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write("state\n")
+        self._process.stdin.flush()
+        return self._process.stdout.readline().strip()
 
     def end(self) -> str:
         """Let it drain and end; what it has said on its way."""
@@ -60,6 +73,9 @@ class Record:
 
     def counts(self) -> Counter[int]:
         return Counter(int(line.split()[0]) for line in self.path.read_text().splitlines())
+
+    def order(self) -> list[int]:
+        return [int(line.split()[0]) for line in self.path.read_text().splitlines()]
 
     def by(self, pid: int) -> list[int]:
         lines = [line.split() for line in self.path.read_text().splitlines()]

@@ -18,7 +18,7 @@ from urllib.parse import quote
 import aiormq
 
 from acemq.errors import SecurityError
-from acemq.security import Credentials
+from acemq.security import Credentials, untrusted
 from acemq.transport import AccessDenied, LostBy, NotConnected, TransportError
 
 from . import frames
@@ -222,7 +222,7 @@ def _why(endpoint: str, end: End | None, error: Exception) -> TransportError | S
     if isinstance(error, SecurityError):
         return error
     if isinstance(error, ssl.SSLCertVerificationError):
-        return _untrusted(endpoint, error)
+        return untrusted(endpoint, error)
     said = _text(error) if end is None or end.text == CLOSED_HERE else end.text
     if _REFUSES_OURS.search(said):
         return SecurityError(f"{endpoint} does not accept our certificate, cert_file: {said}", setting="cert_file")
@@ -241,15 +241,6 @@ def _why(endpoint: str, end: End | None, error: Exception) -> TransportError | S
 
 _REFUSES_OURS = re.compile(r"ALERT_(\w*CERTIFICATE\w*|UNKNOWN_CA)")
 """What a server answers to a client's certificate, or to none."""
-_WRONG_NAME = (62, 64)
-"""OpenSSL's X509_V_ERR_HOSTNAME_MISMATCH and X509_V_ERR_IP_ADDRESS_MISMATCH."""
-
-
-def _untrusted(endpoint: str, error: ssl.SSLCertVerificationError) -> SecurityError:
-    text = f"the certificate of {endpoint} is refused: {error.verify_message}"
-    if error.verify_code in _WRONG_NAME:
-        return SecurityError(f"{text}. The name that it has may be given as Tls(server_name=…)", setting="server_name")
-    return SecurityError(f"{text}. Its authority may be given as Tls(ca_file=…)", setting="ca_file")
 
 
 # Asking aiormq

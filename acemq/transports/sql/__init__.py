@@ -3,6 +3,7 @@
 port.py       the verbs                      running.py    what lives while it is open
 address.py    URL and options                dialects.py   what differs from database to database
 database.py   how statements get there       link.py       the link, kept
+securing.py   TLS as each driver takes it
 schema/       the tables, by version         statements/   what is asked of them, by name
 routes.py     where a message goes           topology.py   declaring, counting, deleting
 publish.py    from messages to rows          transaction.py  the same inside the caller's transaction

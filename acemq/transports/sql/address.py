@@ -168,6 +168,12 @@ def _check_together(address: Address, options: Options) -> None:
         if name == "sqlite":
             raise SecurityError("tls= has no use with sqlite://, where nothing leaves the machine", setting="tls")
         check_tls(options.tls)
+        if options.tls.server_name is not None and address.url.drivername == "postgresql+psycopg":
+            raise SecurityError(
+                "server_name= cannot be had with psycopg, which checks the name that it connects to; "
+                f"write {name}:// for asyncpg",
+                setting="server_name",
+            )
     if options.credentials is not None:
         if name == "sqlite":
             raise SecurityError("credentials= has no use with sqlite://, a file has no users", setting="credentials")
@@ -179,6 +185,12 @@ def _check_together(address: Address, options: Options) -> None:
     if options.durability != "power" and name != "sqlite":
         raise ConfigurationError(f"durability={options.durability!r} is for SQLite; a server has a setting of its own")
     if options.engine is not None:
+        for option in ("tls", "credentials"):
+            if getattr(options, option) is not None:
+                raise SecurityError(
+                    f"{option}= has no use beside engine=, which connects by itself: give it to the engine",
+                    setting=option,
+                )
         _check_engine(address, options.engine)
 
 
@@ -192,8 +204,17 @@ def _check_engine(address: Address, engine: object) -> None:
             "engine= has no use with sqlite://: a file is opened by its name. Send inside your transaction with "
             "transaction="
         )
-    if engine.dialect.name.partition("+")[0] not in (address.dialect.name, "mysql", "mariadb"):
+    if engine.dialect.name not in _SAME.get(address.dialect.name, (address.dialect.name,)):
         raise ConfigurationError(f"engine= is one of {engine.dialect.name}, and the URL says {address.dialect.name}")
+    theirs = engine.url.database
+    if theirs is not None and theirs != address.url.database:
+        raise ConfigurationError(
+            f"engine= is one of the database {theirs!r}, and the URL names {address.url.database!r}; name the same"
+        )
+
+
+_SAME = {"mariadb": ("mariadb", "mysql"), "mysql": ("mariadb", "mysql")}
+"""SQLAlchemy has two names for what speaks one language."""
 
 
 def _identifier(option: str, value: object) -> str:

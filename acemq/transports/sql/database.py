@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 
 import sqlalchemy as sa
 from sqlalchemy import event, exc
-from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
 from acemq.errors import AcemqError, ConfigurationError, SecurityError
 from acemq.security import Credentials, check_answer, is_loopback
@@ -31,6 +31,7 @@ from acemq.transport import AccessDenied, NotConnected, SchemaMissing, ServerToo
 from . import schema
 from .address import Address, Options
 from .dialects import Dialect, Statements, Tables, Trouble, text_of
+from .securing import context_of, distrust, for_libpq
 
 log = logging.getLogger("acemq.sql")
 
@@ -135,9 +136,12 @@ class Server(Database):
 
     async def dial(self) -> None:
         host = self.address.url.host or ""
-        if self.options.tls is None and not self._warned and not is_loopback(host):
+        tls = self.options.tls
+        if tls is None and not self._warned and not is_loopback(host):
             self._warned = True
             log.warning("the way to %s is not encrypted; tls=Tls() is", host)
+        if tls is not None and not tls.is_verified:
+            log.warning("the certificate of %s is not checked: %r", self.address.endpoint, tls)
         await self._ask_who_we_are()
         if self._engine is None:
             self._make_engine()
@@ -147,16 +151,55 @@ class Server(Database):
         except AcemqError:
             raise
         except Exception as error:
-            raise self.told(error) from error
+            raise distrust(self.address.endpoint, error) or self.told(error) from error
 
     async def run(self, work: Work[T], *, alone: bool = False, reading: bool = False) -> T:
         if (alone or reading) and self.dialect.array_statements:
             async with self._alone.connect() as connection:
-                return await connection.run_sync(work)
+                return await self._do(connection, work)
         async with self._atomic.connect() as connection:
-            done = await connection.run_sync(work)
+            done = await self._do(connection, work)
             await connection.commit()
             return done
+
+    async def _do(self, connection: AsyncConnection, work: Work[T]) -> T:
+        if self.options.engine is None:
+            return await connection.run_sync(work)
+        # Of the application's connections we cut those alone that our work is on.
+        raw = (await connection.get_raw_connection()).driver_connection
+        self._raw.add(raw)
+        try:
+            return await connection.run_sync(work)
+        finally:
+            self._raw.discard(raw)
+
+    @property
+    def can_listen(self) -> bool:
+        if self.dialect.name != "postgresql" or not self.options.listen:
+            return False
+        return self.options.engine is None or self.options.engine.dialect.driver == "asyncpg"
+
+    async def to_listen(self) -> tuple[Any, AsyncConnection | None]:
+        """A connection of asyncpg's own, which is in no pool; and what else is to be closed after it."""
+        if self._engine is not None and self.options.engine is not None:
+            connection = await self._engine.connect()
+            try:
+                raw = await connection.get_raw_connection()
+                driver = raw.driver_connection
+                raw.detach()
+            except BaseException:
+                await connection.close()
+                raise
+            return driver, connection
+        url = self.address.url
+        return await import_module("asyncpg").connect(
+            host=url.host,
+            port=url.port,
+            database=url.database,
+            user=self.login.user or None,
+            password=self.login.password or None,
+            ssl=self.context,
+        ), None
 
     def abort(self) -> None:
         for raw in tuple(self._raw):
@@ -166,10 +209,6 @@ class Server(Database):
 
     async def close(self) -> None:
         engine, self._engine = self._engine, None
-        if engine is not None:
-            for name, heard in (("do_connect", self._introduce), ("connect", self._connected)):
-                if event.contains(engine.sync_engine, name, heard):
-                    event.remove(engine.sync_engine, name, heard)
         if engine is not None and self.options.engine is None:
             with suppress(Exception):
                 async with asyncio.timeout(1):
@@ -194,7 +233,6 @@ class Server(Database):
                 options["connect_args"] = {"async_creator_fn": _dial_asyncmy}
             engine = create_async_engine(self.address.url, isolation_level="READ COMMITTED", **options)
             event.listen(engine.sync_engine, "do_connect", self._introduce)
-        if not event.contains(engine.sync_engine, "connect", self._connected):
             event.listen(engine.sync_engine, "connect", self._connected)
         self._engine = engine
         self._atomic = engine.execution_options(**level)
@@ -205,7 +243,9 @@ class Server(Database):
             parameters["user"] = self.login.user
         if self.login.password:
             parameters["password"] = self.login.password
-        if self.context is not None:
+        if self.options.tls is not None and self.address.url.drivername.endswith("+psycopg"):
+            parameters.update(for_libpq(self.options.tls))
+        elif self.context is not None:
             parameters["ssl"] = self.context
 
     def _connected(self, connection: Any, record: object) -> None:
@@ -215,7 +255,7 @@ class Server(Database):
     async def _ask_who_we_are(self) -> None:
         source = self.options.credentials
         if self.options.tls is not None:
-            self.context = await asyncio.to_thread(self.options.tls.context)
+            self.context = await asyncio.to_thread(context_of, self.options.tls, self.address.endpoint)
         if source is None or isinstance(source, Credentials):
             self.login = source or self.login
             return

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from enum import Enum, auto
 from functools import cache
 from importlib.resources import files
@@ -183,8 +183,21 @@ class Statements:
         texts = {**_named("common"), **_named(own)}
         self._made = {name: _text(tables.fill(text, dialect)) for name, text in texts.items()}
 
+        self._spoken: dict[tuple[str, str], str] = {}
+
     def __getitem__(self, name: str) -> sa.TextClause:
         return self._made[name]
+
+    def put(self, connection: sa.Connection, name: str, rows: Sequence[tuple[object, ...]]) -> None:
+        """Once for each row, whose values are in the order of the statement.
+
+        As the driver has it: SQLAlchemy would look at every value of every row by its name.
+        """
+        spoken = self._spoken.get((name, connection.dialect.paramstyle))
+        if spoken is None:
+            spoken = str(self._made[name].compile(dialect=connection.dialect))
+            self._spoken[name, connection.dialect.paramstyle] = spoken
+        connection.exec_driver_sql(spoken, list(rows))
 
 
 def _text(sql: str) -> sa.TextClause:

@@ -21,9 +21,21 @@ class Ask(Generic[Item, Answer]):
         self.left = False
         """It is on its way to the database, and can no more be withdrawn."""
 
-    async def answered(self) -> Sequence[Answer]:
-        """A cancelled caller only stops waiting."""
-        return await asyncio.shield(self.answer)
+    async def answered(self, within: float) -> Sequence[Answer]:
+        """Raises `TimeoutError` after so many seconds. Who is cancelled, or out of time, only stops waiting.
+
+        What is cut off is the answer, which is nobody else's, and not the trip. So neither a shield nor a timeout of
+        asyncio's is needed, of which each costs as much as all the rest of a settlement here.
+        """
+        timer = self.answer.get_loop().call_later(within, self._give_up)
+        try:
+            return await self.answer
+        finally:
+            timer.cancel()
+
+    def _give_up(self) -> None:
+        if not self.answer.done():
+            self.answer.set_exception(TimeoutError())
 
     def refuse(self, answer: Answer) -> None:
         """The same answer to everything that was asked."""

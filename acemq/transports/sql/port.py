@@ -84,6 +84,8 @@ def _notes(address: Address, options: Options) -> tuple[str, ...]:
     notes = (f"A depth above {tables.COUNTED:,} messages is not counted on, and says that it is not exact.",)
     if address.dialect.name == "sqlite" and options.durability == "process":
         return (*notes, "durability='process': what was confirmed last may be lost with the power.")
+    if options.tls is not None and not options.tls.is_verified:
+        return (*notes, f"No certificate is checked: {options.tls!r}.")
     return notes
 
 
@@ -313,8 +315,7 @@ class SqlTransport:
                 return _all(ready, Published.REFUSED, NotConnected(str(error)))
         asked = running.publishing.ask(ready)
         try:
-            async with asyncio.timeout_at(until):
-                return await asked.answered()
+            return await asked.answered(max(until - running.loop.time(), 0.0))
         except TimeoutError:
             if running.publishing.withdraw(asked):
                 return _all(ready, Published.REFUSED, TimedOut("nothing was written within the time"))
@@ -478,8 +479,7 @@ class SqlTransport:
 
     async def _told(self, running: Running, orders: list[Order]) -> list[Settled]:
         try:
-            async with asyncio.timeout(ANSWER_LIMIT):
-                done = await running.settling.ask(orders).answered()
+            done = await running.settling.ask(orders).answered(ANSWER_LIMIT)
         except (TimeoutError, TransportError, ClosedError) as error:
             log.warning("%d settlements could not be told (%s); these messages come again", len(orders), error)
             return [Settled.FAILED] * len(orders)

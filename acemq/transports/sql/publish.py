@@ -6,7 +6,7 @@ part of the write: a binding that was made before the call is seen.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -253,24 +253,24 @@ def _put_rows(
     version, at = connection.execute(statements["topology"], {"now": now}).one()
     if text_of(version) != routes.version:
         return False
-    rows: list[Mapping[str, object]] = []
+    rows: list[tuple[object, ...]] = []
     for number, place in copies:
         each = batch[number]
         life = _life(each, place)
         rows.append(
-            {
-                "queue_id": place.id,
-                "state": 2 if each.delay else 0,
-                "rank_key": _rank(each, place),
-                "visible_at": at + each.delay,
-                "expires_at": None if life is None else at + life,
-                "enqueued_at": at,
-                "exchange": each.exchange,
-                "routing_key": each.key,
-                "headers": each.headers,
-                "properties": each.properties,
-                "body": each.body,
-            }
+            (
+                place.id,
+                2 if each.delay else 0,
+                _rank(each, place),
+                at + each.delay,
+                None if life is None else at + life,
+                at,
+                each.exchange,
+                each.key,
+                each.headers,
+                each.properties,
+                each.body,
+            )
         )
-    connection.execute(statements["insert"], rows)
+    statements.put(connection, "insert", rows)
     return True

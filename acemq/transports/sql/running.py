@@ -32,7 +32,7 @@ from acemq.transport import (
 from . import sweeping, topology
 from .bell import Bell
 from .claim import Claim, Row, Taken, claim, delivery, look
-from .database import Database, File
+from .database import Database, File, said
 from .gather import Gathering
 from .link import Link
 from .publish import Notice, Prepared, portions, write
@@ -81,6 +81,7 @@ class Running:
         self._refreshing: asyncio.Task[None] | None = None
         self._sweeping: asyncio.Task[None] | None = None
         self._sweep_soon = asyncio.Event()
+        self._has_said_old = False
 
     # Time
 
@@ -395,10 +396,11 @@ class Running:
         if not orders:
             return
         try:
-            await self.settling.ask(orders).answered()
-        except AcemqError as error:
+            await self.settling.ask(orders).answered(ANSWER_LIMIT)
+        except (AcemqError, TimeoutError) as error:
+            why = said(error)
             log.warning(
-                "%d deliveries could not be given back (%s); they come again after their lease", len(orders), error
+                "%d deliveries could not be given back (%s); they come again after their lease", len(orders), why
             )
             return
         self.returned(places)
@@ -479,5 +481,20 @@ class Running:
         for work in works:
             while left and await start(work):
                 left -= 1
+        if self.database.dialect.name == "postgresql":
+            self._say_old(
+                await start(lambda connection: sweeping.oldest_snapshot(connection, statements), reading=True)
+            )
         if not left:
             self.sweep_soon()
+
+    def _say_old(self, snapshot: timedelta) -> None:
+        is_old = snapshot >= sweeping.OLD_SNAPSHOT
+        if is_old and not self._has_said_old:
+            log.warning(
+                "%s: a transaction has held its snapshot for %d s; until it ends, the rows of handled messages are not "
+                "removed, and claims slow down. It is in pg_stat_activity, with the oldest xact_start",
+                self.database.address.endpoint,
+                snapshot.total_seconds(),
+            )
+        self._has_said_old = is_old

@@ -20,6 +20,8 @@ MOST = 20
 LEASE = 30.0
 KEPT = 3600 * 1_000_000
 """Microseconds for which a deleted queue is remembered: a caller's transaction may still write into it."""
+OLD_SNAPSHOT = timedelta(minutes=10)
+"""A transaction that reads for longer keeps dead rows from being removed, and is worth a word."""
 NOBODY = 0
 """The number of no queue: the row of the sweepers."""
 
@@ -85,3 +87,9 @@ def sweep_letters(connection: sa.Connection, now: int, desk: Desk, routes: Route
                 connection.execute(desk.statements["remove"], {"seqs": seqs})
                 return len(seqs)
     return 0
+
+
+def oldest_snapshot(connection: sa.Connection, statements: Statements) -> timedelta:
+    """For how long somebody has kept what is dead from being removed; on PostgreSQL, and as far as we may know."""
+    seconds: int | None = connection.execute(statements["oldest_snapshot"]).scalar()
+    return timedelta(seconds=seconds or 0)

@@ -9,8 +9,9 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from hashlib import sha256
-from importlib import import_module
 from typing import Any, Protocol
+
+from sqlalchemy.ext.asyncio import AsyncConnection
 
 from .database import DIAL_LIMIT, Database, File, Server, said
 from .dialects import Tables
@@ -42,7 +43,7 @@ def waker(database: Database, heard: Callable[[int | None], None], lost: Callabl
     """`heard` is called with a queue's number, or with `None` when it may be any of them."""
     if isinstance(database, File):
         return FileWatch(database, heard)
-    if isinstance(database, Server) and database.dialect.name == "postgresql" and database.options.listen:
+    if isinstance(database, Server) and database.can_listen:
         return Listener(database, heard, lost, me)
     return Nobody()
 
@@ -95,6 +96,8 @@ class Listener:
     ) -> None:
         self._server, self._heard, self._lost, self._me = server, heard, lost, me
         self._connection: Any = None
+        self._beside: AsyncConnection | None = None
+        """Of an engine of the application's, what it was taken from."""
         self._warned = False
         self._stopping = False
 
@@ -104,24 +107,18 @@ class Listener:
 
     async def start(self) -> None:
         """Whatever it could not do it says once; then consumers look for themselves."""
-
         if self.is_live:
             return
+        await self.stop()
         self._stopping = False
-        address, login = self._server.address.url, self._server.login
         try:
             async with asyncio.timeout(DIAL_LIMIT):
-                connection: Any = await asyncpg().connect(
-                    host=address.host,
-                    port=address.port,
-                    database=address.database,
-                    user=login.user or None,
-                    password=login.password or None,
-                    ssl=self._server.context,
-                )
+                connection, self._beside = await self._server.to_listen()
+                self._connection = connection
                 connection.add_termination_listener(self._ended)
                 await connection.add_listener(channel_of(self._server.tables), self._told)
         except Exception as error:
+            await self.stop()
             if not self._warned:
                 self._warned = True
                 log.warning(
@@ -132,7 +129,6 @@ class Listener:
                     self._server.options.poll,
                 )
             return
-        self._connection = connection
         self._heard(None)
 
     async def stop(self) -> None:
@@ -140,6 +136,10 @@ class Listener:
         self._stopping = True
         if connection is not None:
             connection.terminate()
+        beside, self._beside = self._beside, None
+        if beside is not None:
+            with suppress(Exception):
+                await beside.close()
 
     def _ended(self, connection: object) -> None:
         if connection is self._connection and not self._stopping:
@@ -151,11 +151,6 @@ class Listener:
         if sender == self._me:
             return
         self._heard(int(what) if what.isdecimal() else None)
-
-
-def asyncpg() -> Any:
-    """Without types, and not installed with every extra."""
-    return import_module("asyncpg")
 
 
 class Hush:

@@ -19,6 +19,9 @@ from acemq.errors import ConfigurationError
 from acemq.transport import SchemaMissing
 
 from ..dialects import DIALECTS, Dialect, Statements, Tables, Trouble, text_of
+from .described import tables
+
+__all__ = ["VERSION", "check", "create", "found", "sql", "tables"]
 
 VERSION = 1
 """What this code needs; it goes along with one version more."""

@@ -1,3 +1,6 @@
+-- What is held is found by its number: `state + 0` keeps the planner from the index of all that waits, which it would
+-- take, and go through, as long as its statistics are of a moment at which nothing waited.
+
 -- publish
 WITH message AS (
   SELECT * FROM unnest(CAST(:bodies AS bytea[]), CAST(:headers AS text[]), CAST(:properties AS text[]),
@@ -56,23 +59,23 @@ WITH told AS (
                        CAST(:headers AS text[])) AS told (seq, token, delay, headers)),
  removed AS (
   DELETE FROM {t}message AS m USING told
-  WHERE told.delay IS NULL AND m.seq = told.seq AND m.token = told.token AND m.state = 1 RETURNING m.seq),
+  WHERE told.delay IS NULL AND m.seq = told.seq AND m.token = told.token AND m.state + 0 = 1 RETURNING m.seq),
  returned AS (
   UPDATE {t}message AS m SET state = CASE WHEN told.delay > 0 THEN 2 ELSE 0 END, visible_at = {now} + told.delay,
          holder = NULL, headers = coalesce(told.headers, m.headers)
   FROM told
-  WHERE told.delay IS NOT NULL AND m.seq = told.seq AND m.token = told.token AND m.state = 1 RETURNING m.seq)
+  WHERE told.delay IS NOT NULL AND m.seq = told.seq AND m.token = told.token AND m.state + 0 = 1 RETURNING m.seq)
 SELECT seq FROM removed UNION ALL SELECT seq FROM returned
 
 -- renew
 UPDATE {t}message AS m SET visible_at = {now} + :lease
 FROM unnest(CAST(:seqs AS bigint[]), CAST(:tokens AS bigint[])) AS told (seq, token)
-WHERE m.seq = told.seq AND m.token = told.token AND m.state = 1 RETURNING m.seq
+WHERE m.seq = told.seq AND m.token = told.token AND m.state + 0 = 1 RETURNING m.seq
 
 -- bury
 WITH gone AS (
   DELETE FROM {t}message AS m USING unnest(CAST(:seqs AS bigint[]), CAST(:tokens AS bigint[])) AS told (seq, token)
-  WHERE m.seq = told.seq AND m.token = told.token AND m.state = 1
+  WHERE m.seq = told.seq AND m.token = told.token AND m.state + 0 = 1
   RETURNING m.seq, m.exchange, m.routing_key, m.headers, m.properties, m.body)
 INSERT INTO {t}message (queue_id, state, rank_key, visible_at, expires_at, enqueued_at, exchange, routing_key, headers,
                         properties, body)
@@ -81,3 +84,7 @@ FROM gone WHERE CAST(:letters AS integer) IS NOT NULL ORDER BY seq
 
 -- notify
 SELECT pg_notify(CAST(:channel AS text), CAST(:payload AS text))
+
+-- oldest_snapshot
+SELECT CAST(extract(epoch FROM max(clock_timestamp() - xact_start)) AS bigint) FROM pg_stat_activity
+WHERE backend_xmin IS NOT NULL AND datname = current_database() AND pid <> pg_backend_pid()

@@ -33,3 +33,9 @@ WHERE seq IN (
       SELECT seq, rank_key FROM {t}message WHERE queue_id = :queue AND state = 0 ORDER BY rank_key, seq LIMIT :most))
   ORDER BY rank_key, seq LIMIT :most)
 RETURNING seq, token, expires_at, enqueued_at, exchange, routing_key, headers, properties, body, rank_key
+
+-- remove_ours
+DELETE FROM {t}message WHERE seq IN (
+  SELECT m.seq FROM json_each(:told) AS told CROSS JOIN {t}message AS m
+  ON m.seq = CAST(told.key AS INTEGER) WHERE m.token = told.value AND m.state = 1)
+RETURNING seq
