@@ -1,4 +1,4 @@
-"""How a message waits longer than the broker can delay it (transports.md section 6).
+"""How a message waits longer than the broker can delay it.
 
 A queue that puts deliveries back for a while has it put back until it is due, before any handler sees it. Elsewhere it
 waits in the scheduler's control queue, from hop to hop, with its own envelope. Where queues may send on what expires in

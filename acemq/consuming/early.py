@@ -1,4 +1,4 @@
-"""What a queue hands out before its time is put back, and nobody sees it (transports.md section 6)."""
+"""What a queue hands out before its time is put back, and nobody sees it."""
 
 from __future__ import annotations
 
