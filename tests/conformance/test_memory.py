@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from datetime import timedelta
 
+import pytest
 from msgspec.structs import replace
 
 import acemq
@@ -34,6 +35,7 @@ class TestBare(OnMemory):
     profile = Profile.BARE
 
 
+@pytest.mark.slow
 class TestOfShortDelays(OnMemory):
     """What waits longer is put back until it is due, or hops; exchanges do not delay at all."""
 
@@ -51,6 +53,7 @@ class TestOfShortDelays(OnMemory):
     )
 
 
+@pytest.mark.slow
 class TestOfShortPublishDelays(OnMemory):
     """Nothing can be put back for a while: whatever waits longer hops."""
 

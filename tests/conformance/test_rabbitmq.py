@@ -94,6 +94,7 @@ class TestQuorum(OnRabbitMQ):
     length_slack = 1
 
 
+@pytest.mark.slow
 class TestClassic(OnRabbitMQ):
     label = "rabbitmq, classic queues"
     queues = {"type": "classic"}  # noqa: RUF012 (a TypedDict that nobody changes)
