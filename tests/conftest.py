@@ -27,6 +27,10 @@ pytest_plugins = [
 
 S = TypeVar("S", bound=Server)
 
+NO_SYNC_POSTGRESQL = {"fsync": "off"}
+NO_SYNC_MARIADB = {"innodb_flush_log_at_trx_commit": "2", "sync_binlog": "0"}
+"""What a killed server has written is with the operating system. Only a machine that goes down needs the disk."""
+
 OBTAIN: dict[str, Callable[[], Server]] = {
     "rabbitmq": RabbitMQ.obtain,
     "start_rabbitmq": RabbitMQ.obtain,
@@ -119,7 +123,7 @@ start_rabbitmq_for_module = pytest.fixture(_starter, scope="module", name="start
 @pytest.fixture(scope="session")
 def postgresql() -> Iterator[PostgreSQL]:
     """The server that all tests share: they may end its sessions, not kill it."""
-    with _or_skip(PostgreSQL.obtain) as server:
+    with _or_skip(lambda: PostgreSQL.obtain(**NO_SYNC_POSTGRESQL)) as server:
         yield server
 
 
@@ -136,7 +140,7 @@ def _starter_of_postgresql() -> Iterator[Callable[..., PostgreSQL]]:
     with ExitStack() as servers:
 
         def start(**settings: str) -> PostgreSQL:
-            return servers.enter_context(_or_skip(lambda: PostgreSQL.obtain(**settings)))
+            return servers.enter_context(_or_skip(lambda: PostgreSQL.obtain(**{**NO_SYNC_POSTGRESQL, **settings})))
 
         yield start
 
@@ -148,7 +152,7 @@ start_postgresql_for_module = pytest.fixture(_starter_of_postgresql, scope="modu
 @pytest.fixture(scope="session")
 def mariadb() -> Iterator[MariaDB]:
     """The server that all tests share: they may end its sessions, not kill it."""
-    with _or_skip(MariaDB.obtain) as server:
+    with _or_skip(lambda: MariaDB.obtain(**NO_SYNC_MARIADB)) as server:
         yield server
 
 
@@ -165,7 +169,7 @@ def _starter_of_mariadb() -> Iterator[Callable[..., MariaDB]]:
     with ExitStack() as servers:
 
         def start(**settings: str) -> MariaDB:
-            return servers.enter_context(_or_skip(lambda: MariaDB.obtain(**settings)))
+            return servers.enter_context(_or_skip(lambda: MariaDB.obtain(**{**NO_SYNC_MARIADB, **settings})))
 
         yield start
 

@@ -172,10 +172,10 @@ def test_each_step_of_the_costs_has_all_promises_of_those_before_it() -> None:
 
 
 def test_the_client_in_c_is_told_everything_in_its_order() -> None:
-    task = Task(job="publish", url="amqp://guest:guest@host:5673", queue="q", count=3, window=2, limit=8)
+    task = Task(job="publish", url="amqp://ada:pa%2Fss@host:5673", queue="q", count=3, window=2, limit=8)
 
     assert c_client.command(Path("c"), task) == [
-        *("c", "publish", "host", "5673", "q"),
+        *("c", "publish", "host", "5673", "ada", "pa/ss", "q"),
         *("3", "256", "2", "200", "1", "0", "8"),
     ]
 
