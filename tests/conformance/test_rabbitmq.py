@@ -86,13 +86,7 @@ def _version(node: RabbitMQ) -> str:
 
 @pytest.fixture(scope="module")
 def node(start_rabbitmq_for_module: StartRabbitMQ) -> RabbitMQ:
-    node = start_rabbitmq_for_module()
-    with Foreign(node.url) as foreign:
-        # The first queues of a node's life take seconds on a busy machine: longer than a link of ours may be silent.
-        for kind in ("classic", "quorum"):
-            foreign.declare(kind, **{"x-queue-type": kind})
-        foreign.delete("classic", "quorum")
-    return node
+    return start_rabbitmq_for_module()
 
 
 class TestQuorum(OnRabbitMQ):

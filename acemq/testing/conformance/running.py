@@ -101,6 +101,7 @@ def _run(suite: Hooks, which: Scenario, body: Body, result: Result) -> None:
     root = logging.getLogger()
     level = root.level
     bench = Bench(suite, which)
+    result.server = suite.server()  # before there is a link, which would fall silent while a program is asked
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         sys.unraisablehook = lambda what: unraised.append(f"{what.exc_value!r} in {what.object!r}")
@@ -156,7 +157,6 @@ async def _play(bench: Bench, body: Body, result: Result) -> None:
 def _describe(bench: Bench, result: Result) -> None:
     can = bench.can
     result.label = result.label or can.transport
-    result.server = bench.suite.server()
     result.capabilities = plain(can)
 
 
