@@ -15,7 +15,7 @@ demo: $(VENV)/demo.stamp
 
 # Most of what tests do is wait for servers, so more of them run at once than there are cores.
 test: $(VENV)/dev.stamp
-	@$(BIN)/python -m pytest -m "not slow" --numprocesses 6 --dist loadscope $(ARGS)
+	@$(BIN)/python -m pytest -m "not slow" --numprocesses 5 --dist loadscope $(ARGS)
 
 test-slow: $(VENV)/dev.stamp
 	@$(BIN)/python -m pytest -m slow $(ARGS)
