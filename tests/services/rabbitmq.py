@@ -119,7 +119,7 @@ class LocalRabbitMQ(LocalServer, RabbitMQ):
     def ctl(self, *arguments: str) -> str:
         command = [str(self._scripts / "rabbitmqctl"), "--quiet", *arguments]
         done = subprocess.run(
-            command, env=self._environment(), cwd=self.home, capture_output=True, text=True, timeout=30, check=False
+            command, env=self._environment(), cwd=self.home, capture_output=True, text=True, timeout=90, check=False
         )
         if done.returncode != 0:
             raise RuntimeError(f"rabbitmqctl {' '.join(arguments)} ended with {done.returncode}: {done.stderr}")
