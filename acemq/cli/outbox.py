@@ -15,6 +15,7 @@ from acemq.cli.showing import Output, body_of, clean
 from acemq.cli.target import database_of
 from acemq.errors import ConfigurationError, ConnectionFailedError
 from acemq.ops import outbox as outboxes
+from acemq.ops.letters import check_most
 from acemq.ops.outbox import OutboxActed, Progress
 from acemq.stores import MAX_ATTEMPTS, OutboxKeeper
 
@@ -87,6 +88,7 @@ def show_retired(
     """What failed as often as it may and why, or one record with its headers and body."""
     output = Output(as_json=as_json, wide=wide)
     with ending(output):
+        check_most(most)
         at = _at(database, table, schema, max_attempts, timeout)
         if id is not None:
             found = at.run(lambda store: outboxes.find(store, id))

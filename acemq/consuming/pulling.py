@@ -131,7 +131,8 @@ class Pulling:
             # Shielded: whoever no longer waits for them leaves them to end. One that does not land comes again.
             if not all(await asyncio.shield(asyncio.gather(*moves.values()))):
                 return []
-            await asyncio.sleep(0)  # what is early leaves first
+            if early is not None:
+                await early.at_rest()  # what is early leaves first
             wait = timedelta(seconds=max(end - self._clock.monotonic(), 0))
         return []
 
@@ -160,8 +161,9 @@ class Pulling:
             await self._give_back(await _ended(pulls))
             raise
         came = await _ended(pulls)
-        if not came:
-            pulls[0].result()  # raises, if that is why
+        for pull in () if came else pulls:
+            if not pull.cancelled():  # by us, for one that ended with an error
+                pull.result()
         await self._give_back(came[most:])
         return came[:most]
 

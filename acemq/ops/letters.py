@@ -16,7 +16,7 @@ from acemq.patterns.replay import replays_of
 from acemq.transport import Settlement, Verb
 
 MOST = 1_000
-"""Messages held at once for a look."""
+"""What is looked at, or acted on, in one go."""
 WAIT = timedelta(milliseconds=200)
 
 

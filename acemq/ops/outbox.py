@@ -14,11 +14,9 @@ import msgspec
 from acemq import headers as h
 from acemq.errors import ConfigurationError
 from acemq.headers import HeaderValue
+from acemq.ops.letters import MOST, check_most
 from acemq.patterns.relay import OLD
 from acemq.stores import OutboxKeeper, OutboxRecord
-
-MOST = 1_000
-"""Retired records that are looked at, or acted on, in one go: the oldest."""
 
 
 class OutboxLine(msgspec.Struct, frozen=True):
@@ -90,9 +88,7 @@ async def look(store: OutboxKeeper) -> OutboxLine:
 
 async def look_at_retired(store: OutboxKeeper, *, most: int = 20) -> list[RetiredLine]:
     """What is retired, oldest first."""
-    if not 1 <= most <= MOST:
-        raise ConfigurationError(f"most={most} must lie between 1 and {MOST:,}")
-    return [_line(record) for record in await store.retired(most)]
+    return [_line(record) for record in await store.retired(check_most(most))]
 
 
 async def find(store: OutboxKeeper, id: str) -> RetiredLine:

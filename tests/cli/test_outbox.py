@@ -99,7 +99,9 @@ async def test_retired_says_what_failed_and_why(run: Run, shop: Shop) -> None:
     assert "o-3" not in shown.out
     told = (await run("outbox", "retired", "--most", "1", "--json")).json
     assert [each["id"] for each in told["items"]] == ["o-1"]
-    assert (await run("outbox", "retired", "--most", "0")).code == ExitCode.USAGE
+    nowhere = f"postgresql://test@127.0.0.1:{free_ports(1)[0]}/test"
+    refused = await run("outbox", "retired", "--most", "0", "--database", nowhere)
+    assert refused.code == ExitCode.USAGE and "must lie between 1 and 1,000" in refused.err  # before it connects
     assert await shop.retired() == ["o-1", "o-2"]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
@@ -18,6 +18,7 @@ from acemq import (
     Ack,
     CapabilityError,
     ConfigurationError,
+    ConnectionFailedError,
     ConsumerState,
     Draft,
     Message,
@@ -30,7 +31,7 @@ from acemq import (
     TopologyError,
 )
 from acemq.topology import lanes_of
-from acemq.transport import ApplyMode
+from acemq.transport import ApplyMode, Delivery, NotConnected
 from acemq.transports.memory import MemoryBroker, Profile
 from acemq.transports.memory.port import MemoryTransport
 from tests.waiting import until, until_async
@@ -607,6 +608,22 @@ async def test_a_cancelled_pull_of_three_lanes_loses_nothing(mq: AceMQ, queue: s
     depths = [await mq.depth(lane) for lane in lanes_of(queue)]
     assert sum(depth.ready for depth in depths) == 20
     assert sum(depth.held or 0 for depth in depths) == 0
+
+
+async def test_one_of_three_pulls_that_fails_is_the_error_of_the_pull(
+    mq: AceMQ, queue: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The others are cut off for it, which is no cancellation of whoever pulls."""
+    pull = mq.transport.pull
+
+    async def failing(name: str, /, *, most: int, wait: timedelta) -> Sequence[Delivery]:
+        if wait and name.endswith(".low"):
+            raise NotConnected("the link was lost")
+        return await pull(name, most=most, wait=wait)
+
+    monkeypatch.setattr(mq.transport, "pull", failing)
+    with pytest.raises(ConnectionFailedError, match="the link was lost"):
+        await mq.pull(queue, int, wait=SECOND)
 
 
 async def test_o15_a_low_one_that_kills_is_given_up_although_high_ones_come_before_it(name: str) -> None:
