@@ -22,7 +22,7 @@ class KnownLanes:
         self._exists, self._clock = exists, clock
         self._applied: set[str] = set()
         self._asked: dict[str, tuple[float, bool]] = {}
-        self._asking = asyncio.Lock()
+        self._asking: dict[str, asyncio.Lock] = {}
 
     def applied(self, topology: Topology) -> None:
         """Its queues are there, and were spelled out: of one with lanes all three are among them."""
@@ -43,13 +43,21 @@ class KnownLanes:
     async def has(self, queue: str) -> bool:
         """Whether it has lanes, by one look at the last that is made of them. Raises what that raises."""
         known = self.known(queue)
-        if known is None:
-            async with self._asking:  # many who send to one queue ask once
+        if known is not None:
+            return known
+        asking = self._asking.setdefault(queue, asyncio.Lock())
+        try:
+            async with asking:  # many who send to one queue ask once, and nobody waits for another queue's answer
                 known = self.known(queue)
-                if known is None:
-                    known = await self._exists(lanes_of(queue)[-1])
-                    self._asked.pop(queue, None)
-                    self._asked[queue] = self._clock.monotonic(), known
-                    if len(self._asked) > KEPT:
-                        del self._asked[next(iter(self._asked))]
-        return known
+                return await self._ask(queue) if known is None else known
+        finally:
+            if not asking.locked():
+                self._asking.pop(queue, None)
+
+    async def _ask(self, queue: str) -> bool:
+        there = await self._exists(lanes_of(queue)[-1])
+        self._asked.pop(queue, None)
+        self._asked[queue] = self._clock.monotonic(), there
+        if len(self._asked) > KEPT:
+            del self._asked[next(iter(self._asked))]
+        return there

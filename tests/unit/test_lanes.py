@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable
 from datetime import timedelta
 from typing import Any
@@ -9,7 +10,9 @@ from typing import Any
 import pytest
 
 from acemq import ConfigurationError, RetryPolicy, Topology, TopologyError
+from acemq.clock import SYSTEM
 from acemq.consuming.lanes import LaneBuffer, Lanes, lanes_for
+from acemq.publishing.lanes import KnownLanes
 from acemq.topology import Queue, lanes_of
 from acemq.transport import Delivery
 
@@ -162,3 +165,21 @@ def test_what_lanes_cannot_be_is_one_problem_named(topology: Topology, named: st
     with pytest.raises(TopologyError, match=named) as found:
         topology.validate()
     assert named in str(found.value)
+
+
+async def test_who_asks_of_a_queue_together_asks_once_and_holds_up_no_other() -> None:
+    asked, answer = list[str](), asyncio.Event()
+
+    async def exists(name: str) -> bool:
+        asked.append(name)
+        if name == "slow.high":
+            await answer.wait()
+        return True
+
+    known = KnownLanes(exists, SYSTEM)
+    waiting = [asyncio.create_task(known.has("slow")) for _ in range(3)]
+    await asyncio.sleep(0)
+    assert await asyncio.wait_for(known.has("quick"), 1)
+    answer.set()
+    assert await asyncio.gather(*waiting) == [True, True, True]
+    assert asked == ["slow.high", "quick.high"]
