@@ -101,7 +101,8 @@ async def test_retired_says_what_failed_and_why(run: Run, shop: Shop) -> None:
     assert [each["id"] for each in told["items"]] == ["o-1"]
     nowhere = f"postgresql://test@127.0.0.1:{free_ports(1)[0]}/test"
     refused = await run("outbox", "retired", "--most", "0", "--database", nowhere)
-    assert refused.code == ExitCode.USAGE and "must lie between 1 and 1,000" in refused.err  # before it connects
+    assert refused.code == ExitCode.USAGE
+    assert "must lie between 1 and 1,000" in refused.err  # before it connects
     assert await shop.retired() == ["o-1", "o-2"]
 
 
