@@ -93,11 +93,11 @@ def test_it_consumes_in_threads_that_may_call_it(ops: BlockingMQ, orders: str) -
         if message.payload < 3:
             ops.send(orders, message.payload + 1)  # correlated with the message in hand
         seen.append(message.payload)
-        assert message.correlation_id == first.message_id
+        assert message.correlation_id == "first"
         return None
 
     with ops.consume(orders, int, ship) as consumer:
-        first = ops.send(orders, 0, message_id="first")
+        ops.send(orders, 0, message_id="first")
         waits_until(lambda: consumer.counters.acked == 4)
         consumer.pause()
         assert consumer.state is ConsumerState.PAUSED

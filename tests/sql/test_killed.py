@@ -260,6 +260,8 @@ async def test_t023_answers_that_are_lost_leave_no_message_to_its_lease(
 
 OWNER = """
 import asyncio, sys, acemq
+from acemq.transports.sql import exclusive
+
 exclusive.LEASE = 1.0
 
 async def main():
@@ -279,9 +281,7 @@ async def test_what_a_killed_exclusive_consumer_had_in_hand_comes_first_though_i
 ) -> None:
     await mq.send_many("q", range(5))
     handled: list[int] = []
-    owner = await asyncio.create_subprocess_exec(
-        sys.executable, "-c", OWNER, url, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL
-    )
+    owner = await asyncio.create_subprocess_exec(sys.executable, "-c", OWNER, url, stdout=asyncio.subprocess.PIPE)
     try:
         assert owner.stdout is not None
         assert await asyncio.wait_for(owner.stdout.readline(), 20) == b"0\n"
