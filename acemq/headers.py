@@ -198,8 +198,9 @@ def to_text(headers: Headers) -> str:
     """
     spelled: Headers = headers
     for name, value in headers.items():
-        # What is written for every message is short ASCII: `check` is for the rest.
-        if type(value) is not str or not value.isascii() or not name.isascii() or not 1 <= len(name) <= NAME_LIMIT:
+        # What is written for every message is short ASCII and small numbers: `check` is for the rest.
+        is_usual = value.isascii() if type(value) is str else type(value) is int and -(2**63) <= value < 2**63
+        if not is_usual or not name.isascii() or not 1 <= len(name) <= NAME_LIMIT:
             check(name, value)
             if type(value) not in _PLAIN:
                 spelled = cast("Headers", {each: _spell(given) for each, given in headers.items()})
@@ -212,10 +213,18 @@ def from_text(text: str | bytes) -> dict[str, HeaderValue]:
         headers: dict[str, Any] = _READ_JSON.decode(text)
     except msgspec.DecodeError as error:
         raise ValueError(str(error)) from error
-    for name, value in headers.items():
-        if type(value) in (dict, list):
-            headers[name] = _read(value)
+    if _is_nested(text):
+        for name, value in headers.items():
+            if type(value) in (dict, list):
+                headers[name] = _read(value)
     return headers
+
+
+def _is_nested(text: str | bytes) -> bool:
+    """Whether there is more to read than a name and a plain value each; hardly any message has that."""
+    if isinstance(text, str):
+        return "[" in text or text.rfind("{") > 0
+    return b"[" in text or text.rfind(b"{") > 0
 
 
 def _spell(value: object) -> object:

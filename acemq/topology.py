@@ -86,7 +86,10 @@ def check_name(kind: str, name: str) -> str:
 def check_key(kind: str, key: str) -> str:
     if not isinstance(key, str):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise ConfigurationError(f"{kind} {key!r} must be text")
-    size = len(key) if key.isascii() else len(key.encode(errors="replace"))
+    is_ascii = key.isascii()
+    if is_ascii and len(key) <= NAME_LIMIT and "\0" not in key:
+        return key
+    size = len(key) if is_ascii else len(key.encode(errors="replace"))
     if size > NAME_LIMIT:
         raise ConfigurationError(f"{kind} {key[:40]!r}… has {size} bytes; {NAME_LIMIT} are allowed")
     if "\0" in key or is_broken(key):

@@ -81,7 +81,6 @@ async def send(task: Task) -> Figures:
         return send_to_file(task, sample)
     connection = await asyncpg.connect(task.url)
     publish, count = Spoken(connection, "publish"), task.batch
-    numbers, nothing = list(range(1, count + 1)), [0] * count
 
     async def batch() -> None:
         await publish(
@@ -90,11 +89,11 @@ async def send(task: Task) -> Figures:
             properties=[sample.properties] * count,
             exchanges=[""] * count,
             keys=[task.queue] * count,
-            numbers=numbers,
+            numbers=[],
             queues=[sample.queue] * count,
-            ranks=nothing,
-            delays=nothing,
-            lives=[None] * count,
+            ranks=[],
+            delays=[],
+            lives=[],
             topology=sample.topology,
             told=[],
             channel="",

@@ -52,6 +52,8 @@ def failing(database: str) -> Iterator[Counter[object]]:
     def fail(connection: sa.Connection, cursor: Any, statement: str, *_: Any) -> None:
         if statement.startswith("BEGIN"):
             return
+        if connection.get_execution_options().get("isolation_level") == "AUTOCOMMIT":
+            begun(connection)  # it stands alone
         left = connection.info["fails in"] = connection.info.get("fails in", 0) - 1
         if left == 0:
             code = next(codes)

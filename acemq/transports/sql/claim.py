@@ -185,12 +185,12 @@ def look(connection: sa.Connection, now: int, statements: Statements, queue: int
 def delivery(row: Row, queue: str, place: int, holder: Any, lease_until: float) -> Delivery:
     seq, token, _, enqueued_at, exchange, routing_key, headers_text, properties_text, body, _ = row
     fault = None
-    headers: Headers = NONE
-    told = Properties()
+    headers: Headers
     try:
         headers = from_text(headers_text)
         told = read_properties(properties_text)
     except (msgspec.MsgspecError, ValueError) as error:
+        headers, told = NONE, Properties()
         fault = f"its row cannot be taken apart: {error}"
     return Delivery(
         queue=queue,

@@ -131,6 +131,8 @@ class Server(Database):
         self._warned = False
         self._raw: set[Any] = set()
         """Connections of the driver, to cut them."""
+        self._kept: list[AsyncConnection] = []
+        """In hand for the next statement that stands alone: to the pool and back costs more than the statement does."""
         self.login = Credentials(address.url.username or "", address.url.password or "")
         self.context: ssl.SSLContext | None = None
 
@@ -155,12 +157,31 @@ class Server(Database):
 
     async def run(self, work: Work[T], *, alone: bool = False, reading: bool = False) -> T:
         if (alone or reading) and self.dialect.array_statements:
+            if self.options.engine is None:
+                return await self._run_alone(work)
             async with self._alone.connect() as connection:
                 return await self._do(connection, work)
+        if self._kept:
+            await self._kept.pop().close()  # there are no more than there may be work at a time
         async with self._atomic.connect() as connection:
             done = await self._do(connection, work)
             await connection.commit()
             return done
+
+    async def _run_alone(self, work: Work[T]) -> T:
+        connection = self._kept.pop() if self._kept else await self._alone.connect()
+        try:
+            done = await connection.run_sync(work)
+        except BaseException:
+            await asyncio.shield(connection.close())
+            raise
+        self._kept.append(connection)
+        return done
+
+    async def _let_go(self) -> None:
+        while self._kept:
+            with suppress(Exception):
+                await self._kept.pop().close()
 
     async def _do(self, connection: AsyncConnection, work: Work[T]) -> T:
         if self.options.engine is None:
@@ -212,11 +233,13 @@ class Server(Database):
         if engine is not None and self.options.engine is None:
             with suppress(Exception):
                 async with asyncio.timeout(1):
+                    await self._let_go()
                     await engine.dispose()
         self.abort()
 
     async def drop_idle(self) -> None:
         if self._engine is not None and self.options.engine is None:
+            await self._let_go()
             await self._engine.dispose(close=False)
 
     def _make_engine(self) -> None:

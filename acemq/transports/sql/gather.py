@@ -14,26 +14,14 @@ Answer = TypeVar("Answer")
 class Ask(Generic[Item, Answer]):
     """Some items of one caller, and where their answers go."""
 
-    __slots__ = ("answer", "items", "left")
+    __slots__ = ("answer", "items", "left", "until")
 
-    def __init__(self, items: Sequence[Item], answer: asyncio.Future[Sequence[Answer]]) -> None:
-        self.items, self.answer = items, answer
+    def __init__(self, items: Sequence[Item], answer: asyncio.Future[Sequence[Answer]], until: float) -> None:
+        self.items, self.answer, self.until = items, answer, until
         self.left = False
         """It is on its way to the database, and can no more be withdrawn."""
 
-    async def answered(self, within: float) -> Sequence[Answer]:
-        """Raises `TimeoutError` after so many seconds. Who is cancelled, or out of time, only stops waiting.
-
-        What is cut off is the answer, which is nobody else's, and not the trip. So neither a shield nor a timeout of
-        asyncio's is needed, of which each costs as much as all the rest of a settlement here.
-        """
-        timer = self.answer.get_loop().call_later(within, self._give_up)
-        try:
-            return await self.answer
-        finally:
-            timer.cancel()
-
-    def _give_up(self) -> None:
+    def give_up(self) -> None:
         if not self.answer.done():
             self.answer.set_exception(TimeoutError())
 
@@ -59,15 +47,47 @@ class Gathering(Generic[Item, Answer]):
         self._waiting: deque[Ask[Item, Answer]] = deque()
         self._running: set[asyncio.Task[None]] = set()
         self._soon = False
+        self._unanswered: dict[Ask[Item, Answer], None] = {}
+        self._timer: asyncio.TimerHandle | None = None
+        """One for all of them: each its own would cost as much as the rest of a settlement here."""
         self.outstanding = 0
         """Items without an answer."""
 
-    def ask(self, items: Sequence[Item]) -> Ask[Item, Answer]:
-        asked: Ask[Item, Answer] = Ask(items, asyncio.get_running_loop().create_future())
+    def ask(self, items: Sequence[Item], within: float) -> Ask[Item, Answer]:
+        loop = asyncio.get_running_loop()
+        asked: Ask[Item, Answer] = Ask(items, loop.create_future(), loop.time() + within)
         self._waiting.append(asked)
+        self._unanswered[asked] = None
+        if self._timer is None or asked.until < self._timer.when():
+            self._watch(asked.until)
         self.outstanding += len(items)
         self._start()
         return asked
+
+    async def answers(self, asked: Ask[Item, Answer]) -> Sequence[Answer]:
+        """Raises `TimeoutError` once its time is up. Who is cancelled, or out of time, only stops waiting.
+
+        What is cut off is the answer, which is nobody else's, and not the trip.
+        """
+        try:
+            return await asked.answer
+        finally:
+            del self._unanswered[asked]
+
+    def _watch(self, until: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = asyncio.get_running_loop().call_at(until, self._look_at_the_clock)
+
+    def _look_at_the_clock(self) -> None:
+        assert self._timer is not None
+        now, self._timer = self._timer.when(), None
+        for asked in self._unanswered:
+            if asked.until <= now:
+                asked.give_up()
+        later = [asked.until for asked in self._unanswered if asked.until > now]
+        if later:
+            self._watch(min(later))
 
     def withdraw(self, asked: Ask[Item, Answer]) -> bool:
         """Whether it had not left yet: then it never will."""

@@ -313,9 +313,9 @@ class SqlTransport:
                 await running.link.live(until)
             except (NotConnected, ClosedError) as error:
                 return _all(ready, Published.REFUSED, NotConnected(str(error)))
-        asked = running.publishing.ask(ready)
+        asked = running.publishing.ask(ready, max(until - running.loop.time(), 0.0))
         try:
-            return await asked.answered(max(until - running.loop.time(), 0.0))
+            return await running.publishing.answers(asked)
         except TimeoutError:
             if running.publishing.withdraw(asked):
                 return _all(ready, Published.REFUSED, TimedOut("nothing was written within the time"))
@@ -449,41 +449,44 @@ class SqlTransport:
         if running is None or self._phase is Phase.CLOSED:
             return [self._stale(item) for item in batch]
         self._check_loop(running)
-        results: list[Settled] = [Settled.STALE] * len(batch)
-        orders: list[Order] = []
-        waiting: list[int] = []
-        for number, item in enumerate(batch):
-            receipt = item.delivery.receipt
-            if not isinstance(receipt, Receipt) or receipt.gone:
+        results = [self._order(item) for item in batch]
+        orders = [told for told in results if isinstance(told, Order)]
+        answers = iter(await self._told(running, orders) if orders else ())
+        back: set[int] = set()
+        settled: list[Settled] = []
+        for item, told in zip(batch, results, strict=True):
+            if not isinstance(told, Order):
+                settled.append(told)
+                continue
+            settled.append(next(answers))
+            if settled[-1] is Settled.STALE:
                 self._stale(item)
-                continue
-            try:
-                orders.append(order(item, receipt))
-            except ConfigurationError as error:
-                log.warning("settling %s of %r: %s", item.delivery.message_id, item.delivery.queue, error)
-                results[number] = Settled.FAILED
-                continue
-            receipt.gone = True
-            receipt.holder.let_go(receipt)
-            waiting.append(number)
-        if orders:
-            for number, answer in zip(waiting, await self._told(running, orders), strict=True):
-                results[number] = answer
-                if answer is Settled.STALE:
-                    self._stale(batch[number])
-            back = {receipt_of(batch[number].delivery).place for number, each in zip(waiting, orders, strict=True)
-                    if each.delay is not None}  # fmt: skip
-            if back:
-                running.returned(back)
-        return results
+            if told.delay is not None:
+                back.add(receipt_of(item.delivery).place)
+        if back:
+            running.returned(back)
+        return settled
 
-    async def _told(self, running: Running, orders: list[Order]) -> list[Settled]:
+    def _order(self, item: Settlement) -> Order | Settled:
+        """What the database is told, or why it is told nothing."""
+        receipt = item.delivery.receipt
+        if not isinstance(receipt, Receipt) or receipt.gone:
+            return self._stale(item)
         try:
-            done = await running.settling.ask(orders).answered(ANSWER_LIMIT)
+            told = order(item, receipt)
+        except ConfigurationError as error:
+            log.warning("settling %s of %r: %s", item.delivery.message_id, item.delivery.queue, error)
+            return Settled.FAILED
+        receipt.gone = True
+        receipt.holder.let_go(receipt)
+        return told
+
+    async def _told(self, running: Running, orders: list[Order]) -> Sequence[Settled]:
+        try:
+            return await running.settling.answers(running.settling.ask(orders, ANSWER_LIMIT))
         except (TimeoutError, TransportError, ClosedError) as error:
             log.warning("%d settlements could not be told (%s); these messages come again", len(orders), error)
             return [Settled.FAILED] * len(orders)
-        return [Settled.DONE if each else Settled.STALE for each in done]
 
     def _stale(self, item: Settlement) -> Settled:
         receipt = item.delivery.receipt

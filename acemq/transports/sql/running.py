@@ -26,6 +26,7 @@ from acemq.transport import (
     Published,
     PublishResult,
     QueueMissing,
+    Settled,
     TransportError,
 )
 
@@ -73,7 +74,7 @@ class Running:
         self.publishing: Gathering[Prepared, PublishResult] = Gathering(
             self._write, at_once=trips, most=1_000, may=lambda: self.link.is_live
         )
-        self.settling: Gathering[Order, bool] = Gathering(self._settle, at_once=trips, most=1_000, may=lambda: True)
+        self.settling: Gathering[Order, Settled] = Gathering(self._settle, at_once=trips, most=1_000, may=lambda: True)
         self._channel = channel_of(database.tables)
         self._notifies = database.dialect.name == "postgresql" and self.options.listen
         self._hush = Hush(self._say)
@@ -396,7 +397,7 @@ class Running:
         if not orders:
             return
         try:
-            await self.settling.ask(orders).answered(ANSWER_LIMIT)
+            await self.settling.answers(self.settling.ask(orders, ANSWER_LIMIT))
         except (AcemqError, TimeoutError) as error:
             why = said(error)
             log.warning(
@@ -414,7 +415,7 @@ class Running:
 
     # Settling
 
-    async def _settle(self, orders: list[Order]) -> Sequence[bool]:
+    async def _settle(self, orders: list[Order]) -> Sequence[Settled]:
         # Whoever asked may have given up meanwhile. It is done all the same: else it came again for nothing.
         await self.link.live(float("inf"))
         dialect, statements = self.database.dialect, self.statements
@@ -431,7 +432,7 @@ class Running:
             done |= await self.link.start(
                 lambda connection: settled_before(connection, statements, orders), reading=True
             )
-        return [order.seq in done for order in orders]
+        return [Settled.DONE if order.seq in done else Settled.STALE for order in orders]
 
     async def renew(self, orders: Sequence[Order], lease: timedelta) -> set[int]:
         dialect, statements = self.database.dialect, self.statements

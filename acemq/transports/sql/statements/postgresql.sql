@@ -2,6 +2,7 @@
 -- take, and go through, as long as its statistics are of a moment at which nothing waited.
 
 -- publish
+-- An empty array stands for what is usual of copies: one of each message in turn, no rank, no delay, no end.
 WITH message AS (
   SELECT * FROM unnest(CAST(:bodies AS bytea[]), CAST(:headers AS text[]), CAST(:properties AS text[]),
                        CAST(:exchanges AS text[]), CAST(:keys AS text[]))
@@ -10,13 +11,13 @@ WITH message AS (
  written AS (
   INSERT INTO {t}message (queue_id, state, rank_key, visible_at, expires_at, enqueued_at, exchange, routing_key,
                           headers, properties, body)
-  SELECT copy.queue_id, CASE WHEN copy.delay > 0 THEN 2 ELSE 0 END, copy.rank_key, clock.now + copy.delay,
-         clock.now + copy.life, clock.now, message.exchange, message.routing_key, message.headers, message.properties,
-         message.body
+  SELECT copy.queue_id, CASE WHEN copy.delay > 0 THEN 2 ELSE 0 END, coalesce(copy.rank_key, 0),
+         clock.now + coalesce(copy.delay, 0), clock.now + copy.life, clock.now, message.exchange, message.routing_key,
+         message.headers, message.properties, message.body
   FROM unnest(CAST(:numbers AS bigint[]), CAST(:queues AS integer[]), CAST(:ranks AS smallint[]),
               CAST(:delays AS bigint[]), CAST(:lives AS bigint[]))
     WITH ORDINALITY AS copy (number, queue_id, rank_key, delay, life, place)
-  JOIN message ON message.number = copy.number
+  JOIN message ON message.number = coalesce(copy.number, copy.place)
   CROSS JOIN clock
   WHERE (SELECT value FROM {t}meta WHERE name = 'topology') = CAST(:topology AS text)
   ORDER BY copy.place
