@@ -235,6 +235,8 @@ class Server(Database):
                 async with asyncio.timeout(1):
                     await self._let_go()
                     await engine.dispose()
+            # SQLAlchemy would keep the engine for ever, and with it whoever listens to it: all of the connection.
+            event.remove(engine.sync_engine, "do_connect", self._introduce)
         self.abort()
 
     async def drop_idle(self) -> None:

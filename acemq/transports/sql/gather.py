@@ -106,6 +106,14 @@ class Gathering(Generic[Item, Answer]):
     def go_on(self) -> None:
         self._start()
 
+    def end(self) -> None:
+        """It is not used any more: leave nothing in the event loop. Whoever still waits is out of time."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        for asked in self._unanswered:
+            asked.give_up()
+
     async def idle(self) -> None:
         """Return when nothing is under way."""
         while self._running or self._waiting:

@@ -135,6 +135,8 @@ class Running:
         self._hush.stop()
         await self._waker.stop()
         await self.link.close(max(until - self.loop.time(), 0.2))
+        for gathering in (self.publishing, self.settling):
+            gathering.end()
 
     async def abandon(self, opening: asyncio.Task[None]) -> None:
         """Nothing is left of an `open` that has failed or been cancelled."""
