@@ -112,9 +112,14 @@ async def consume(task: Task) -> Figures:
     connection = await asyncpg.connect(task.url)
     claim, settle = Spoken(connection, "claim"), Spoken(connection, "settle")
     meter = Meter(task.count, task.limit)
+    floor = 0
     meter.start()
     while not meter.over.is_set():
-        rows = await claim(queue=sample.queue, most=task.prefetch, lease=LEASE, call="c", holder="", fence=None)
+        rows = await claim(
+            queue=sample.queue, most=task.prefetch, lease=LEASE, call="c", holder="", fence=None,
+            due=False, rank=0, floor=floor,
+        )  # fmt: skip
+        floor = rows[0]["seq"]
         for row in rows:
             assert _decode(row["body"]).t
             meter.hit()

@@ -19,6 +19,7 @@ from .settle import Order, Receipt, renew
 
 ROUNDS = 5
 """Of a claim that comes upon expired messages."""
+_LOWEST_RANK = -(2**15)
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 Row = Sequence[Any]
@@ -40,7 +41,9 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
     fence: int | None = None
     """Of an exclusive consumer: it takes nothing unless it is still the one."""
     due: bool = True
-    """Look for what waited and can be had now, too; where that costs trips."""
+    """Look for what waited and can be had now, too."""
+    floor: int = 0
+    """Of a queue without ranks: what comes before this row is not looked for."""
     letters: int | None = None
     """Where what has expired goes; `None`: it is dropped."""
 
@@ -125,6 +128,9 @@ def _take_by_arrays(
         "call": asked.call,
         "holder": asked.holder,
         "fence": asked.fence,
+        "due": asked.due,
+        "rank": 0 if asked.floor else _LOWEST_RANK,
+        "floor": asked.floor,
     }
     found = connection.execute(statements["claim"], parameters).all()
     at, topology, due_in = found[0][:3]

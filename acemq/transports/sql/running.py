@@ -13,6 +13,8 @@ from functools import partial
 from itertools import count
 from typing import Any, TypeVar
 
+import msgspec
+
 from acemq.clock import SYSTEM
 from acemq.errors import AcemqError
 from acemq.ids import new_id
@@ -49,8 +51,17 @@ log = logging.getLogger("acemq.sql")
 ANSWER_LIMIT = 10.0
 """Seconds for a verb that is given no limit."""
 _MICROSECONDS = 1_000_000
-DUE_EVERY = 0.25
-"""Seconds between two looks of a busy consumer for what has come due."""
+ALL_EVERY = 0.25
+"""Seconds between two looks of a busy consumer at all there is: at what has come due, or was put back by others."""
+
+
+class Seen(msgspec.Struct):
+    """What the last claims have told of a queue."""
+
+    floor: int | None = None
+    """The first row of the last that found any; of a queue without ranks, where a claim is one statement."""
+    at: float = 0.0
+    """When the last one looked at all there is, by the event loop's clock."""
 
 
 class Running:
@@ -78,7 +89,8 @@ class Running:
         self._channel = channel_of(database.tables)
         self._notifies = database.dialect.name == "postgresql" and self.options.listen
         self._hush = Hush(self._say)
-        self._due_looked_at: dict[int, float] = {}
+        self._seen: dict[int, Seen] = {}
+        """By queue."""
         self._refreshing: asyncio.Task[None] | None = None
         self._sweeping: asyncio.Task[None] | None = None
         self._sweep_soon = asyncio.Event()
@@ -361,10 +373,12 @@ class Running:
                 self.saw(seen.topology)
                 return seen
         known = self.routes.by_id.get(place)
-        looked_at = self.loop.time()
-        due = lost is not None or not likely or looked_at - self._due_looked_at.get(place, 0.0) >= DUE_EVERY
-        if due:
-            self._due_looked_at[place] = looked_at
+        seen_of, now = self._seen.setdefault(place, Seen()), self.loop.time()
+        floor = seen_of.floor if fence is None else None
+        is_short = floor is not None if dialect.array_statements else likely
+        of_all = lost is not None or not is_short or now - seen_of.at >= ALL_EVERY
+        if of_all:
+            seen_of.at, floor = now, None
         asked = Claim(
             queue=place,
             most=most,
@@ -373,14 +387,22 @@ class Running:
             lost=lost,
             holder=holder,
             fence=fence,
-            due=due,
+            due=of_all,
+            floor=floor or 0,
             letters=None if known is None else self.routes.letters_of(known.described.name),
         )
         taken = await self.link.start(
             lambda connection: claim(connection, self.now(), dialect, statements, asked), alone=True
         )
+        if taken.rows and dialect.array_statements and known is not None and not known.levels:
+            seen_of.floor = taken.rows[0][0]
         if taken.topology:
             self.saw(taken.topology)
+        if floor is not None and len(taken.rows) < most:
+            if not taken.rows:
+                seen_of.floor = None
+                return await self.take(place, most, lease, call=call, holder=holder, likely=likely)
+            taken.due_in = max(seen_of.at + ALL_EVERY - now, 0.0)  # something may be there before the floor
         return taken
 
     def deliveries(self, rows: Sequence[Row], queue: str, place: int, holder: Holder, until: float) -> list[Delivery]:
@@ -411,6 +433,8 @@ class Running:
     def returned(self, places: set[int]) -> None:
         """Something is there again in these queues."""
         for place in places:
+            if place in self._seen:
+                self._seen[place].floor = None
             self.ring(place)
         if self._notifies:
             self._hush.owe(places)

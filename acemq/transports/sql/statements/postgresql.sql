@@ -28,16 +28,18 @@ SELECT count(*), (SELECT count(told.it) FROM (
 FROM written
 
 -- claim
+-- Where another's old snapshot keeps what is dead, to go through it is all the work: so the next of a full claim begins
+-- at its place, `floor`, and looks for nothing that is `due`.
 WITH clock AS MATERIALIZED (SELECT {now} AS now),
  due AS (
   SELECT seq, rank_key FROM {t}message
-  WHERE queue_id = :queue AND state <> 0 AND visible_at <= (SELECT now FROM clock)
+  WHERE CAST(:due AS boolean) AND queue_id = :queue AND state <> 0 AND visible_at <= (SELECT now FROM clock)
     AND (CAST(:fence AS bigint) IS NULL OR EXISTS (SELECT 1 FROM {t}exclusive
          WHERE queue_id = :queue AND holder = :holder AND token = :fence))
   ORDER BY visible_at, seq LIMIT :most FOR UPDATE SKIP LOCKED),
  fresh AS (
   SELECT seq, rank_key FROM {t}message
-  WHERE queue_id = :queue AND state = 0
+  WHERE queue_id = :queue AND state = 0 AND (rank_key, seq) >= (CAST(:rank AS smallint), CAST(:floor AS bigint))
     AND (CAST(:fence AS bigint) IS NULL OR EXISTS (SELECT 1 FROM {t}exclusive
          WHERE queue_id = :queue AND holder = :holder AND token = :fence))
   ORDER BY rank_key, seq LIMIT :most FOR UPDATE SKIP LOCKED),
@@ -50,7 +52,7 @@ WITH clock AS MATERIALIZED (SELECT {now} AS now),
 SELECT clock.now,
        (SELECT value FROM {t}meta WHERE name = 'topology'),
        (SELECT min(visible_at) FROM {t}message
-        WHERE queue_id = :queue AND state <> 0 AND visible_at > clock.now) - clock.now,
+        WHERE CAST(:due AS boolean) AND queue_id = :queue AND state <> 0 AND visible_at > (SELECT now FROM clock)) - clock.now,
        taken.*
 FROM clock LEFT JOIN taken ON true
 
