@@ -54,6 +54,8 @@ class Taken(msgspec.Struct):
     """The version that the claim has seen."""
     due_in: float | None
     """Seconds until something that waits now can be had; `None`: nothing waits."""
+    due: int = 0
+    """Of what waited and could be had, how much was seen, where that was looked for."""
     expired: int = 0
     unheld: bool = False
     """An exclusive consumer that is not the one any more."""
@@ -93,7 +95,7 @@ def _found_again(
     rows = list(connection.execute(statements["again"], {"queue": asked.queue, "call": lost}).all())
     if not rows:
         return []
-    orders = [Order(row[0], row[1], None) for row in rows]
+    orders = [Order(row[0], row[1], asked.queue) for row in rows]
     ours = renew(connection, now, dialect, statements, orders, timedelta(microseconds=asked.lease))
     return [row for row in rows if row[0] in ours]
 
@@ -133,10 +135,11 @@ def _take_by_arrays(
         "floor": asked.floor,
     }
     found = connection.execute(statements["claim"], parameters).all()
-    at, topology, due_in = found[0][:3]
+    at, topology, due, due_in = found[0][:4]
     taken.topology = topology or NOTHING
+    taken.due += due
     taken.due_in = None if due_in is None else due_in / 1_000_000
-    return [row[3:] for row in found if row[3] is not None], at
+    return [row[4:] for row in found if row[4] is not None], at
 
 
 def _take_by_steps(
@@ -191,12 +194,12 @@ def look(connection: sa.Connection, now: int, statements: Statements, queue: int
 def delivery(row: Row, queue: str, place: int, holder: Any, lease_until: float) -> Delivery:
     seq, token, _, enqueued_at, exchange, routing_key, headers_text, properties_text, body, _ = row
     fault = None
-    headers: Headers
+    headers: Headers = NONE
     try:
         headers = from_text(headers_text)
         told = read_properties(properties_text)
     except (msgspec.MsgspecError, ValueError) as error:
-        headers, told = NONE, Properties()
+        told = Properties()
         fault = f"its row cannot be taken apart: {error}"
     return Delivery(
         queue=queue,

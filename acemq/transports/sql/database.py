@@ -13,6 +13,7 @@ import sqlite3
 import ssl
 import time
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -131,8 +132,11 @@ class Server(Database):
         self._warned = False
         self._raw: set[Any] = set()
         """Connections of the driver, to cut them."""
-        self._kept: list[AsyncConnection] = []
-        """In hand for the next statement that stands alone: to the pool and back costs more than the statement does."""
+        self._kept: deque[AsyncConnection] = deque()
+        """In hand for the next statement that stands alone: to the pool and back costs more than the statement does.
+
+        The one that has waited longest is used next, so that none goes silent without being noticed.
+        """
         self.login = Credentials(address.url.username or "", address.url.password or "")
         self.context: ssl.SSLContext | None = None
 
@@ -162,14 +166,14 @@ class Server(Database):
             async with self._alone.connect() as connection:
                 return await self._do(connection, work)
         if self._kept:
-            await self._kept.pop().close()  # there are no more than there may be work at a time
+            await self._kept.popleft().close()  # there are no more than there may be work at a time
         async with self._atomic.connect() as connection:
             done = await self._do(connection, work)
             await connection.commit()
             return done
 
     async def _run_alone(self, work: Work[T]) -> T:
-        connection = self._kept.pop() if self._kept else await self._alone.connect()
+        connection = self._kept.popleft() if self._kept else await self._alone.connect()
         try:
             done = await connection.run_sync(work)
         except BaseException:
@@ -181,7 +185,7 @@ class Server(Database):
     async def _let_go(self) -> None:
         while self._kept:
             with suppress(Exception):
-                await self._kept.pop().close()
+                await self._kept.popleft().close()
 
     async def _do(self, connection: AsyncConnection, work: Work[T]) -> T:
         if self.options.engine is None:

@@ -81,7 +81,8 @@ class Gathering(Generic[Item, Answer]):
 
     def _look_at_the_clock(self) -> None:
         assert self._timer is not None
-        now, self._timer = self._timer.when(), None
+        # A timer may come a little before its time, and on a busy loop long after it.
+        now, self._timer = max(self._timer.when(), asyncio.get_running_loop().time()), None
         for asked in self._unanswered:
             if asked.until <= now:
                 asked.give_up()

@@ -452,7 +452,6 @@ class SqlTransport:
         results = [self._order(item) for item in batch]
         orders = [told for told in results if isinstance(told, Order)]
         answers = iter(await self._told(running, orders) if orders else ())
-        back: set[int] = set()
         settled: list[Settled] = []
         for item, told in zip(batch, results, strict=True):
             if not isinstance(told, Order):
@@ -461,10 +460,6 @@ class SqlTransport:
             settled.append(next(answers))
             if settled[-1] is Settled.STALE:
                 self._stale(item)
-            if told.delay is not None:
-                back.add(receipt_of(item.delivery).place)
-        if back:
-            running.returned(back)
         return settled
 
     def _order(self, item: Settlement) -> Order | Settled:
@@ -512,7 +507,7 @@ class SqlTransport:
         until = self._clock.monotonic() + length
         try:
             renewed = await running.renew(
-                [Order(each.seq, each.token, None) for each in asked], timedelta(seconds=length)
+                [Order(each.seq, each.token, each.place) for each in asked], timedelta(seconds=length)
             )
         except TransportError as error:
             return [

@@ -126,8 +126,7 @@ class Running:
         for subscription in self.subscriptions:
             subscription.halt()
         for asked in self.publishing.withdraw_all():
-            if not self.link.is_live:
-                asked.refuse(PublishResult(Published.REFUSED, NotConnected("the transport is closing")))
+            asked.refuse(PublishResult(Published.REFUSED, NotConnected("the transport is closing")))
         if self._sweeping is not None:
             self._sweeping.cancel()
         with suppress(TimeoutError):
@@ -147,8 +146,7 @@ class Running:
         self._hush.stop()
         await self._waker.stop()
         await self.link.close(max(until - self.loop.time(), 0.2))
-        for gathering in (self.publishing, self.settling):
-            gathering.end()
+        self._end_gathering()
 
     async def abandon(self, opening: asyncio.Task[None]) -> None:
         """Nothing is left of an `open` that has failed or been cancelled."""
@@ -160,6 +158,11 @@ class Running:
             self._sweeping.cancel()
         await self._waker.stop()
         await self.link.close(0)
+        self._end_gathering()
+
+    def _end_gathering(self) -> None:
+        self.publishing.end()
+        self.settling.end()
 
     def die(self) -> None:
         """End as a process does that is killed. For tests; whoever closes it afterwards finds nothing left to do."""
@@ -395,7 +398,8 @@ class Running:
             lambda connection: claim(connection, self.now(), dialect, statements, asked), alone=True
         )
         if taken.rows and dialect.array_statements and known is not None and not known.levels:
-            seen_of.floor = taken.rows[0][0]
+            # Where something was due there may be more of it, which comes before what is fresh.
+            seen_of.floor = None if taken.due else taken.rows[0][0]
         if taken.topology:
             self.saw(taken.topology)
         if floor is not None and len(taken.rows) < most:
@@ -411,13 +415,11 @@ class Running:
     async def give_back(self, deliveries: Sequence[Delivery]) -> None:
         """As if they had not been taken. What cannot be told comes back with the end of its lease."""
         orders: list[Order] = []
-        places: set[int] = set()
         for each in deliveries:
             receipt = receipt_of(each)
             if not receipt.gone:
                 receipt.gone = True
-                orders.append(Order(receipt.seq, receipt.token, 0))
-                places.add(receipt.place)
+                orders.append(Order(receipt.seq, receipt.token, receipt.place, 0))
         if not orders:
             return
         try:
@@ -427,14 +429,11 @@ class Running:
             log.warning(
                 "%d deliveries could not be given back (%s); they come again after their lease", len(orders), why
             )
-            return
-        self.returned(places)
 
-    def returned(self, places: set[int]) -> None:
+    def _returned(self, places: set[int]) -> None:
         """Something is there again in these queues."""
         for place in places:
-            if place in self._seen:
-                self._seen[place].floor = None
+            self._seen.pop(place, None)  # and not changed, since a claim under way may still write to it
             self.ring(place)
         if self._notifies:
             self._hush.owe(places)
@@ -458,6 +457,9 @@ class Running:
             done |= await self.link.start(
                 lambda connection: settled_before(connection, statements, orders), reading=True
             )
+        back = {order.place for order in orders if order.delay is not None}
+        if back:
+            self._returned(back)
         return [Settled.DONE if order.seq in done else Settled.STALE for order in orders]
 
     async def renew(self, orders: Sequence[Order], lease: timedelta) -> set[int]:

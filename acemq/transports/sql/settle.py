@@ -37,7 +37,9 @@ class Order(msgspec.Struct, frozen=True):
 
     seq: int
     token: int
-    delay: int | None
+    place: int
+    """The number of its queue."""
+    delay: int | None = None
     """Microseconds until it is there again, 0 for at once; `None`: it is removed."""
     headers: str | None = None
 
@@ -45,9 +47,9 @@ class Order(msgspec.Struct, frozen=True):
 def order(settlement: Settlement, receipt: Receipt) -> Order:
     """Raises `ConfigurationError` for headers that cannot be stored."""
     if settlement.verb is not Verb.REQUEUE:
-        return Order(receipt.seq, receipt.token, None)
+        return Order(receipt.seq, receipt.token, receipt.place)
     headers = None if settlement.headers is None else to_text(settlement.headers)
-    return Order(receipt.seq, receipt.token, max(settlement.delay // _MICROSECOND, 0), headers)
+    return Order(receipt.seq, receipt.token, receipt.place, max(settlement.delay // _MICROSECOND, 0), headers)
 
 
 def settle(

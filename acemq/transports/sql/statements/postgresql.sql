@@ -51,6 +51,7 @@ WITH clock AS MATERIALIZED (SELECT {now} AS now),
   RETURNING seq, token, expires_at, enqueued_at, exchange, routing_key, headers, properties, body, rank_key)
 SELECT clock.now,
        (SELECT value FROM {t}meta WHERE name = 'topology'),
+       (SELECT count(*) FROM due),
        (SELECT min(visible_at) FROM {t}message
         WHERE CAST(:due AS boolean) AND queue_id = :queue AND state <> 0 AND visible_at > (SELECT now FROM clock)) - clock.now,
        taken.*
