@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import sqlalchemy as sa
 from sqlalchemy import event, exc
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
 from sqlalchemy.orm import Session
+from sqlalchemy.util import greenlet_spawn
 
 from acemq.errors import CapabilityError
 from acemq.transport import Published, PublishResult, TransportError
 
 from .dialects import Trouble
 from .publish import Prepared, Written, portions, write
+from .raw import Raw, driver_of
 
 if TYPE_CHECKING:
     from .running import Running
@@ -69,12 +71,24 @@ async def _run(transaction: object, work: Callable[[sa.Connection], T]) -> T:
         case sa.Connection():
             return work(transaction)
         case _:
-            raise CapabilityError(
-                "sql",
-                f"a transaction that is a {type(transaction).__name__}",
-                "transaction",
-                "Give SQLAlchemy's AsyncSession, AsyncConnection, Session or Connection",
-            )
+            return await _run_raw(transaction, work)
+
+
+async def _run_raw(transaction: object, work: Callable[[sa.Connection], T]) -> T:
+    driver = driver_of(transaction)
+    if driver is None:
+        raise CapabilityError(
+            "sql",
+            f"a transaction that is a {type(transaction).__name__}",
+            "transaction",
+            "Give SQLAlchemy's AsyncSession, AsyncConnection, Session or Connection, or a connection of asyncpg, "
+            "psycopg, aiosqlite, sqlite3 or asyncmy",
+        )
+    if driver.is_idle(transaction):
+        raise TransportError(
+            f"no transaction is in progress on the {type(transaction).__module__} connection: begin one before"
+        )
+    return cast("T", await greenlet_spawn(work, cast("sa.Connection", Raw(driver, transaction))))
 
 
 def _check_same(connection: sa.Connection, running: Running) -> None:
