@@ -52,16 +52,16 @@ ANSWER_LIMIT = 10.0
 """Seconds for a verb that is given no limit."""
 _MICROSECONDS = 1_000_000
 ALL_EVERY = 0.25
-"""Seconds between two looks of a busy consumer at all there is: at what has come due, or was put back by others."""
+"""Seconds between two claims of a busy consumer that are of all there is: of what has come due, or others put back."""
 
 
-class Seen(msgspec.Struct):
-    """What the last claims have told of a queue."""
+class Last(msgspec.Struct):
+    """What the last claims of a queue have told."""
 
     floor: int | None = None
     """The first row of the last that found any; of a queue without ranks, where a claim is one statement."""
-    at: float = 0.0
-    """When the last one looked at all there is, by the event loop's clock."""
+    whole_at: float = 0.0
+    """When the last one was of all there is, by the event loop's clock."""
 
 
 class Running:
@@ -89,7 +89,7 @@ class Running:
         self._channel = channel_of(database.tables)
         self._notifies = database.dialect.name == "postgresql" and self.options.listen
         self._hush = Hush(self._say)
-        self._seen: dict[int, Seen] = {}
+        self._last: dict[int, Last] = {}
         """By queue."""
         self._refreshing: asyncio.Task[None] | None = None
         self._sweeping: asyncio.Task[None] | None = None
@@ -376,12 +376,13 @@ class Running:
                 self.saw(seen.topology)
                 return seen
         known = self.routes.by_id.get(place)
-        seen_of, now = self._seen.setdefault(place, Seen()), self.loop.time()
-        floor = seen_of.floor if fence is None else None
-        is_short = floor is not None if dialect.array_statements else likely
-        of_all = lost is not None or not is_short or now - seen_of.at >= ALL_EVERY
-        if of_all:
-            seen_of.at, floor = now, None
+        last, now = self._last.setdefault(place, Last()), self.loop.time()
+        floor = last.floor if fence is None else None
+        # Now and then a claim is of all there is; in between of what is fresh, from where the last one began.
+        is_whole = lost is not None or now - last.whole_at >= ALL_EVERY
+        is_whole = is_whole or (floor is None if dialect.array_statements else not likely)
+        if is_whole:
+            last.whole_at, floor = now, None
         asked = Claim(
             queue=place,
             most=most,
@@ -390,7 +391,7 @@ class Running:
             lost=lost,
             holder=holder,
             fence=fence,
-            due=of_all,
+            due=is_whole,
             floor=floor or 0,
             letters=None if known is None else self.routes.letters_of(known.described.name),
         )
@@ -399,14 +400,14 @@ class Running:
         )
         if taken.rows and dialect.array_statements and known is not None and not known.levels:
             # Where something was due there may be more of it, which comes before what is fresh.
-            seen_of.floor = None if taken.due else taken.rows[0][0]
+            last.floor = None if taken.due else taken.rows[0][0]
         if taken.topology:
             self.saw(taken.topology)
         if floor is not None and len(taken.rows) < most:
             if not taken.rows:
-                seen_of.floor = None
+                last.floor = None
                 return await self.take(place, most, lease, call=call, holder=holder, likely=likely)
-            taken.due_in = max(seen_of.at + ALL_EVERY - now, 0.0)  # something may be there before the floor
+            taken.due_in = max(last.whole_at + ALL_EVERY - now, 0.0)  # something may be there before the floor
         return taken
 
     def deliveries(self, rows: Sequence[Row], queue: str, place: int, holder: Holder, until: float) -> list[Delivery]:
@@ -433,7 +434,7 @@ class Running:
     def _returned(self, places: set[int]) -> None:
         """Something is there again in these queues."""
         for place in places:
-            self._seen.pop(place, None)  # and not changed, since a claim under way may still write to it
+            self._last.pop(place, None)  # and not changed, since a claim under way may still write to it
             self.ring(place)
         if self._notifies:
             self._hush.owe(places)
