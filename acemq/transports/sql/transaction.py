@@ -88,7 +88,7 @@ async def _run_raw(transaction: object, work: Callable[[sa.Connection], T]) -> T
         raise TransportError(
             f"no transaction is in progress on the {type(transaction).__module__} connection: begin one before"
         )
-    return cast("T", await greenlet_spawn(work, cast("sa.Connection", Raw(driver, transaction))))
+    return await greenlet_spawn(work, cast("sa.Connection", Raw(driver, transaction)))
 
 
 def _check_same(connection: sa.Connection, running: Running) -> None:
