@@ -70,7 +70,9 @@ class StopOnce:
 async def until(end: float, work: Awaitable[object]) -> bool:
     """Await until the moment `end` of the monotonic clock; False when it was cut off there."""
     try:
-        await asyncio.wait_for(work, max(end - time.monotonic(), 0))
+        # Not `wait_for`, which until Python 3.12 forgets a cancellation that comes as the work ends.
+        async with asyncio.timeout(max(end - time.monotonic(), 0)):
+            await work
     except TimeoutError:
         return False
     return True

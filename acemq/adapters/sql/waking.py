@@ -85,7 +85,8 @@ async def listen_on(engine: AsyncEngine, channel: str, wake: Callable[[], None])
         finally:
             # By the driver, as the pool has no hold on it any more; and not for long, as its server may be gone.
             with suppress(TimeoutError):
-                await asyncio.wait_for(driver.close(), CLOSING)
+                async with asyncio.timeout(CLOSING):
+                    await driver.close()
 
 
 async def _asyncpg(driver: Any, channel: str, wake: Callable[[], None]) -> None:
@@ -101,7 +102,8 @@ async def _asyncpg(driver: Any, channel: str, wake: Callable[[], None]) -> None:
     driver.add_termination_listener(terminated)
     while True:
         try:
-            await asyncio.wait_for(lost.wait(), ALIVE_EVERY)
+            async with asyncio.timeout(ALIVE_EVERY):
+                await lost.wait()
         except TimeoutError:
             await driver.fetchval("SELECT 1", timeout=ALIVE_EVERY)
         else:
