@@ -197,7 +197,7 @@ class TestPostgreSQL(OnServer):
         return postgresql_of_module
 
 
-@pytest.mark.slow  # its statements are PostgreSQL's but for a few, which tests/sql runs every time
+@pytest.mark.slow  # tests/sql runs on it every time
 class TestMariaDB(OnServer):
     label = "mariadb"
     driver = "mariadb+asyncmy"

@@ -16,7 +16,11 @@ EVERY = ("sqlite", "postgresql", "mariadb")
 @pytest.fixture(params=EVERY)
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """A database of the test's own, without tables."""
-    match request.param:
+    return url_in(request.param, request, tmp_path)
+
+
+def url_in(database: str, request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    match database:
         case "sqlite":
             return f"sqlite:///{tmp_path / 'messages.db'}"
         case "postgresql":

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import weakref
 
 import acemq
 from acemq import Message, Topology
@@ -53,3 +55,17 @@ async def test_those_that_died_in_hand_are_replaced(postgresql: PostgreSQL, post
             await asyncio.to_thread(postgresql.execute, KILL.format(database))
             await until(lambda generation=generation: mq.state.generation > generation)  # type: ignore[misc]
             assert (await mq.depth("q")).ready == 20 * (round + 1)
+
+
+async def test_of_one_that_is_closed_nothing_is_kept(postgres_url: str) -> None:
+    async with acemq.connect(f"{postgres_url}?create_schema=true") as mq:
+        await mq.declare(Topology().queue("q"))
+        await mq.send("q", 1)
+        transport = weakref.ref(mq.transport)
+    del mq
+
+    def is_gone() -> bool:
+        gc.collect()
+        return transport() is None
+
+    await until(is_gone)

@@ -7,6 +7,7 @@ import inspect
 import sqlite3
 from collections.abc import AsyncIterator
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from sqlalchemy import make_url
 
 import acemq
 from acemq import AceMQ, Message, PublishRefusedError, Topology
+from tests.sql.conftest import url_in
 from tests.waiting import until
 
 DATABASE_OF = {
@@ -80,14 +82,8 @@ def driver(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-def url(request: pytest.FixtureRequest, driver: str, tmp_path: Any) -> str:
-    match DATABASE_OF[driver]:
-        case "sqlite":
-            return f"sqlite:///{tmp_path / 'messages.db'}"
-        case "postgresql":
-            return f"{request.getfixturevalue('postgres_url')}?create_schema=true"
-        case _:
-            return f"{request.getfixturevalue('mariadb_url')}?create_schema=true"
+def url(request: pytest.FixtureRequest, driver: str, tmp_path: Path) -> str:
+    return url_in(DATABASE_OF[driver], request, tmp_path)
 
 
 @pytest.fixture
@@ -155,6 +151,17 @@ async def test_without_a_transaction_it_is_refused_and_nothing_is_written(mq: Ac
     with pytest.raises(PublishRefusedError, match="no transaction is in progress"):
         await mq.send("q", 1, transaction=handle.raw)
     assert await bodies(mq, "q") == []
+
+
+@pytest.mark.parametrize("driver", ["asyncpg"], indirect=True)
+async def test_a_pool_or_a_cursor_is_no_transaction(mq: AceMQ, url: str) -> None:
+    pool = await import_module("asyncpg").create_pool(url.partition("?")[0], min_size=1)
+    with pytest.raises(PublishRefusedError, match="a transaction that is a Pool"):
+        await mq.send("q", 1, transaction=pool)
+    async with pool.acquire() as lent, lent.transaction():
+        await mq.send("q", 2, transaction=lent)
+    await pool.close()
+    assert await bodies(mq, "q") == [2]
 
 
 async def test_one_on_another_database_is_refused_and_says_so(mq: AceMQ) -> None:

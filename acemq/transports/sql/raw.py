@@ -22,18 +22,20 @@ class Driver(msgspec.Struct, frozen=True):
 
     url: str
     """Whose SQL and whose placeholders it takes, as SQLAlchemy calls it."""
+    mark: str
+    """What its connections have, and its pools and cursors have not."""
     is_idle: Callable[[Any], bool]
     """Whether no transaction is in progress, and none begins with the next statement."""
     ask: Callable[[Any, str, Any], Any]
     """Its rows, after one statement."""
-    repeat: Callable[[Any, str, Sequence[Row]], Any]
-    """One statement once for each row of values."""
+    repeat: Callable[[Any, str, Sequence[Row]], Any] | None = None
+    """One statement once for each row of values, where they are not one array each."""
 
 
 def driver_of(connection: object) -> Driver | None:
     """`None`: it is no connection of a driver that is known."""
-    package = type(connection).__module__.partition(".")[0]
-    return _DRIVERS.get(package) if hasattr(connection, "close") else None
+    driver = _DRIVERS.get(type(connection).__module__.partition(".")[0])
+    return driver if driver is not None and hasattr(connection, driver.mark) else None
 
 
 class Raw:
@@ -54,6 +56,7 @@ class Raw:
         return Rows(self._do(self._driver.ask, str(made), values))
 
     def exec_driver_sql(self, text: str, rows: Sequence[Row]) -> None:
+        assert self._driver.repeat is not None
         self._do(self._driver.repeat, text, rows)
 
     def _do(self, call: Callable[[Any, str, Any], Any], text: str, values: Any) -> Any:
@@ -117,30 +120,33 @@ def _is_idle_in_sqlite(connection: Any) -> bool:
 _DRIVERS: dict[str, Driver] = {
     "asyncpg": Driver(
         "postgresql+asyncpg",
+        "is_in_transaction",
         lambda connection: not connection.is_in_transaction(),
         lambda connection, text, values: connection.fetch(text, *values),
-        lambda connection, text, rows: connection.executemany(text, rows),
     ),
     "psycopg": Driver(
         "postgresql+psycopg",
+        "autocommit",
         lambda connection: connection.autocommit and connection.info.transaction_status == 0,
         _ask_psycopg,
-        lambda connection, text, rows: connection.cursor().executemany(text, rows),
     ),
     "aiosqlite": Driver(
         "sqlite",
+        "in_transaction",
         _is_idle_in_sqlite,
         lambda connection, text, values: connection.execute_fetchall(text, values),
         lambda connection, text, rows: connection.executemany(text, rows),
     ),
     "sqlite3": Driver(
         "sqlite",
+        "in_transaction",
         _is_idle_in_sqlite,
         lambda connection, text, values: connection.execute(text, values).fetchall(),
         lambda connection, text, rows: connection.executemany(text, rows),
     ),
     "asyncmy": Driver(
         "mariadb+asyncmy",
+        "get_transaction_status",
         lambda connection: connection.get_autocommit() and not connection.get_transaction_status(),
         _ask_asyncmy,
         _repeat_asyncmy,

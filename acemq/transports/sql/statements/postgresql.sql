@@ -53,7 +53,8 @@ SELECT clock.now,
        (SELECT value FROM {t}meta WHERE name = 'topology'),
        (SELECT count(*) FROM due),
        (SELECT min(visible_at) FROM {t}message
-        WHERE CAST(:due AS boolean) AND queue_id = :queue AND state <> 0 AND visible_at > (SELECT now FROM clock)) - clock.now,
+        WHERE CAST(:due AS boolean) AND queue_id = :queue AND state <> 0
+          AND visible_at > (SELECT now FROM clock)) - clock.now,
        taken.*
 FROM clock LEFT JOIN taken ON true
 
