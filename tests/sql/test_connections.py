@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import time
 import weakref
+from collections.abc import Callable
+
+import sqlalchemy as sa
 
 import acemq
 from acemq import Message, Topology
+from acemq.transports.sql.port import SqlTransport
 from tests.services import PostgreSQL
 from tests.waiting import until, until_async
 
@@ -68,4 +73,19 @@ async def test_of_one_that_is_closed_nothing_is_kept(postgres_url: str) -> None:
         gc.collect()
         return transport() is None
 
-    await until(is_gone)
+    await until(is_gone, within=3)
+
+
+async def test_what_is_kept_in_hand_makes_room_for_transactions(postgres_url: str) -> None:
+    def sleeping(seconds: float) -> Callable[[sa.Connection], object]:
+        return lambda connection: connection.execute(sa.text(f"SELECT pg_sleep({seconds})"))
+
+    async with acemq.connect(f"{postgres_url}?create_schema=true&pool=2") as mq:
+        transport = mq.transport
+        assert isinstance(transport, SqlTransport)
+        assert transport._running is not None
+        link = transport._running.link
+        await asyncio.gather(*(link.start(sleeping(0.1), alone=True) for _ in range(2)))
+        began = time.monotonic()
+        await asyncio.gather(*(link.start(sleeping(2)) for _ in range(2)))
+        assert time.monotonic() - began < 3.5  # side by side, and not one after the other
