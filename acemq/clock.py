@@ -53,15 +53,18 @@ class SystemClock:
 SYSTEM = SystemClock()
 
 
+_MOST_TURNS = 500
+"""Turns of the loop for which a stop rests at the most: something may be ready for ever."""
+_TURNS = 60
+"""On a loop that does not show what is ready: more than the longest chain from a timer to the next one."""
+
+
 class MovableClock:
     """A clock that stands still until a test moves it.
 
     `await clock.advance(timedelta(hours=1))` stops at every timer on the way and lets the event loop come to rest
     there, so an hour of retries happens in its order, exactly, and in milliseconds.
     """
-
-    _TURNS = 60
-    """Turns of the loop for which each stop rests: more than the longest chain from a timer to the next one."""
 
     def __init__(self, at: datetime = datetime(2027, 1, 1, tzinfo=UTC)) -> None:
         if at.utcoffset() is None:
@@ -119,8 +122,11 @@ class MovableClock:
 
     async def rest(self) -> None:
         """Let the event loop run until what is ready has run; nothing is waited for in real time."""
-        for _ in range(self._TURNS):
+        ready = getattr(asyncio.get_running_loop(), "_ready", None)
+        for _ in range(_TURNS if ready is None else _MOST_TURNS):
             await asyncio.sleep(0)
+            if ready is not None and not ready:
+                return
 
 
 class _MovableTimer:

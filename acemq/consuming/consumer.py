@@ -19,6 +19,7 @@ from opentelemetry.trace import Span
 from acemq import headers as h
 from acemq.ack import ACCEPT, Ack, Verdict
 from acemq.codec import Reader
+from acemq.consuming.accepting import Accepting
 from acemq.consuming.claiming import Claims
 from acemq.consuming.early import Early
 from acemq.consuming.expiring import has_expired
@@ -131,6 +132,7 @@ class Consumer:
         """Those of them whose lease was lost: their handlers are cancelled."""
         self._early = Early.of(mover, queue)
         self._moving: dict[asyncio.Task[bool], Delivery] = {}
+        self._accepting = Accepting(mover, name=name, failed=self._come_again, rests=self._progressed)
         self._settled = 0
         self._given_back = 0
         self._generation = 1
@@ -263,7 +265,9 @@ class Consumer:
             self._running[task] = work
             try:
                 if self._suspects.alone is not None:
-                    await asyncio.sleep(0)  # what was accepted leaves first, so that a crash does not take it back
+                    # What was accepted leaves first, so that a crash does not take it back.
+                    await asyncio.sleep(0)
+                    await self._accepting.at_rest()
                 await self._handle(work, task)
             except asyncio.CancelledError:
                 if not self._has_lapsed(work):
@@ -283,8 +287,11 @@ class Consumer:
                 del self._running[task]
                 if self._suspects.alone is not None and not self._is_busy():
                     self._end_alone()
-                if self._progress is not None:
-                    self._progress.set()
+                self._progressed()
+
+    def _progressed(self) -> None:
+        if self._progress is not None:
+            self._progress.set()
 
     def _worker_ended(self, worker: asyncio.Task[None]) -> None:
         error = None if worker.cancelled() else worker.exception()
@@ -344,7 +351,10 @@ class Consumer:
         if self.state is ConsumerState.CLOSED:
             return  # it outlived its stop: the delivery comes again, and what it says now is of no account
         if not began and (answer is None or answer is ACCEPT) and message.listeners is None:
-            await self._accept(delivery)
+            if self._exclusive or delivery.lease_until is None:
+                await self._accept(delivery)
+            else:
+                self._accept_beside(delivery)
             return
         await self._finish(self._decide(answer, message), message, span, began)
 
@@ -400,6 +410,12 @@ class Consumer:
         self._settled += 1
         if not await self.mover.accept(delivery):
             self._gone.discard(delivery)
+
+    def _accept_beside(self, delivery: Delivery) -> None:
+        """The same where that is a call to a server. Not where order counts: after a crash less of it is repeated."""
+        self.counters.acked += 1
+        self._settled += 1
+        self._accepting.add(delivery)
 
     def _admit(self, delivery: Delivery) -> Message[Any] | None:
         """The message for the handler. `None`: it is not for a handler, and is settled beside.
@@ -583,8 +599,7 @@ class Consumer:
         if not move.cancelled() and (error := move.exception()) is not None:
             log.error("settling a delivery of %s failed inside the library; it comes again", self.queue, exc_info=error)
             self._come_again(delivery)
-        if self._progress is not None:
-            self._progress.set()
+        self._progressed()
 
     def _come_again(self, delivery: Delivery) -> None:
         """After a fault of ours: left as it is, it would keep its prefetch slot until the link is lost."""
@@ -643,7 +658,7 @@ class Consumer:
             self.mover.stop_waiting()
             await self._wait_for_work(end)
         finally:
-            abandoned = len(self._running)
+            abandoned = len(self._running) + len(self._accepting)
             self.state = ConsumerState.CLOSED
             self._call.leave_threads()
             await self._end_tasks()
@@ -667,8 +682,7 @@ class Consumer:
     def excuse_caller(self) -> None:
         """Whoever asks for the stop from within a handler, first or later, is not waited for by it."""
         self._excused.update(task for task, work in self._running.items() if self._is_current(work))
-        if self._progress is not None:
-            self._progress.set()
+        self._progressed()
 
     def _is_current(self, work: Any) -> bool:
         message = CURRENT.get()
@@ -681,12 +695,13 @@ class Consumer:
 
     async def _wait_for_work(self, end: float) -> None:
         assert self._progress is not None
-        while self._moving or not self._excused.issuperset(self._running):
+        while self._moving or len(self._accepting) or not self._excused.issuperset(self._running):
             self._progress.clear()
             if not await until(end, self._progress.wait()):
                 return
 
     async def _end_tasks(self) -> None:
+        self._accepting.give_up()
         left = [task for task in (*self._workers, *self._moving) if task not in self._excused]
         for task in left:
             task.cancel()

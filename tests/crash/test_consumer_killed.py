@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import random
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from typing import Any, Literal
@@ -25,6 +27,10 @@ async def empty(mq: AceMQ, *queues: str) -> bool:
 
 async def holds(mq: AceMQ, queue: str, count: int) -> bool:
     return (await mq.depth(queue)).ready == count
+
+
+async def holds_at_least(mq: AceMQ, queue: str, count: int) -> bool:
+    return (await mq.depth(queue)).ready >= count
 
 
 async def send(mq: AceMQ, queue: str, jobs: Sequence[Job]) -> list[str]:
@@ -96,6 +102,28 @@ async def test_kill_9_again_and_again_under_load_loses_nothing(
     assert set(map(frozenset, seen.values())) == {frozenset({1, 2, 3})}
     twice = sum(count - 1 for count in Counter(recorder.ids("ended")).values())
     assert twice <= 3 * 2 * 20, "each death repeats at most what was out, a prefetch of each queue"
+
+
+@pytest.mark.slow
+async def test_t037_kill_9_at_twenty_moments_while_handlers_end_in_random_order(
+    rabbit_url: str, foreign: Foreign, mq: AceMQ, queue: str, workers: Workers
+) -> None:
+    recorder, dice, slots = workers.recorder, random.Random(37), 200
+    every = set(await send(mq, queue, [Job("work", seconds=dice.uniform(0, 0.01)) for _ in range(10_000)]))
+    for kills in range(20):
+        worker = workers.start(rabbit_url, consume=[Watched(queue, concurrency=slots)])
+        # Each begins where much is left: later kills must find something to interrupt, too.
+        await until(lambda kills=kills: len(set(recorder.ids("ended"))) >= 300 * (kills + 1), within=60)  # type: ignore[misc]
+        await asyncio.sleep(dice.uniform(0, 0.05))
+        worker.kill()
+        unended = every - set(recorder.ids("ended"))
+        await until_async(lambda unended=unended: holds_at_least(mq, queue, len(unended)))  # type: ignore[misc]
+    workers.start(rabbit_url, consume=[Watched(queue, concurrency=slots)])
+    await until(lambda: set(recorder.ids("ended")) == every, within=60)
+    await until_async(lambda: empty(mq, queue))
+    assert foreign.depth(queue) == 0
+    twice = len(recorder.ids("ended")) - len(every)
+    assert twice <= 20 * slots, "each death repeats at most what was out"
 
 
 OUTCOMES: dict[str, tuple[Job, dict[str, Any], str]] = {

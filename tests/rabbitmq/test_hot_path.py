@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -85,6 +86,27 @@ async def test_what_is_accepted_in_one_turn_leaves_as_one_acknowledgement(
             await all_accepted(consumer, 50)
             await until(lambda: proxy.taken["to_server"] > before, "it has left")
             assert proxy.taken["to_server"] - before == ACK
+
+
+async def test_t037_handlers_that_end_in_random_order_share_acknowledgements(
+    proxy: Proxy, proxied: str, declare: Declare, rabbit_url: str
+) -> None:
+    """How it stands with crashes: tests/crash/test_consumer_killed.py."""
+    queue, count, dice = await declare(), 10_000, random.Random(37)
+
+    async def work(message: Message[Order]) -> None:
+        await asyncio.sleep(dice.uniform(0, 0.004))  # the work itself
+
+    async with acemq.connect(rabbit_url) as filling:
+        await filling.send_many(queue, map(Order, range(count)))
+    async with acemq.connect(f"{proxied}?heartbeat=600") as mq:
+        before = proxy.taken["to_server"]
+        async with mq.consume(queue, Order, work, prefetch=200) as consumer:
+            await all_accepted(consumer, count)
+    written = (proxy.taken["to_server"] - before) / ACK
+    assert written < 0.4 * count, "frames, of which a few are no acknowledgements"
+    async with acemq.connect(rabbit_url) as looking:
+        assert (await looking.depth(queue)).ready == 0
 
 
 async def test_neither_envelope_nor_headers_are_read_unless_somebody_asks(rabbit_url: str, declare: Declare) -> None:

@@ -10,7 +10,7 @@ from acemq.headers import Headers
 from acemq.testing.conformance.bench import out
 from acemq.testing.conformance.hooks import Impossible
 from acemq.testing.conformance.suite import TransportConformance
-from acemq.testing.conformance.timing import QuickClock, Timing
+from acemq.testing.conformance.timing import Timing
 from acemq.transport import LostBy, Transport
 from acemq.transports.memory import MemoryBroker, Profile, transport
 from acemq.transports.memory.faults import Stallable
@@ -67,7 +67,7 @@ class MemoryConformance(TransportConformance):
         broker: MemoryBroker | None = getattr(self, "_broker", None)
         if broker is None:
             broker = MemoryBroker(
-                clock=QuickClock(), profile=self.profile, lease=self.lease, max_message=2 * 1024 * 1024
+                clock=MovableClock(), profile=self.profile, lease=self.lease, max_message=2 * 1024 * 1024
             )
             self._broker, self._names = broker, dict[int, str]()
         return broker

@@ -62,6 +62,19 @@ class Timed(Hooks):
         await bench.quiet()
         assert await bench.drain(queue) == []
 
+    @scenario("C-092", "a delay that outlives the server", "publish_delay", "durable")
+    async def test_c092_outlives_the_server(self, bench: Bench) -> None:
+        queue, delay = await bench.queue(), bench.timing.recovery
+        sink, _ = await bench.consume(queue, accept=True)
+        began = bench.now()
+        await bench.send(queue, b"later", delay=delay)
+        await bench.faults.restart()
+        assert bench.now() - began < delay.total_seconds(), "the restart took so long that nothing is shown"
+        await bench.has(sink, 1, within=delay + 3 * bench.timing.recovery)
+        assert sink.at[0] - began >= delay.total_seconds() - ROUNDING
+        await bench.quiet()
+        assert sink.bodies == [b"later"]
+
     @scenario("C-093", "what is delayed is not ready", "publish_delay")
     async def test_c093_not_ready(self, bench: Bench) -> None:
         queue, longest = await bench.queue(), bench.can.publish_delay or NOW

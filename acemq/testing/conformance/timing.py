@@ -44,17 +44,6 @@ class Timing(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.structs.replace(self, **{limit: getattr(self, limit) * factor for limit in limits})
 
 
-class QuickClock(MovableClock):
-    """Rests no longer than the event loop has something to do. In debug mode every turn of it is dear."""
-
-    async def rest(self) -> None:
-        for _ in range(500):
-            await asyncio.sleep(0)
-            # What a task sees that runs alone in its turn. A loop that does not tell is given its turns in full.
-            if not getattr(asyncio.get_running_loop(), "_ready", True):
-                return
-
-
 class Pace:
     """Waiting, by a real clock or by one that is moved whenever nothing else is left to do."""
 

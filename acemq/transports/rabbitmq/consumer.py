@@ -169,11 +169,16 @@ class Consumer(IncomingChannel):
         if room > 0 and self._waiting:
             batch, self._waiting = self._waiting[:room], self._waiting[room:]
             self._registrant.deliver(batch)
-        self.ledger.after_write = self._hand_out_soon if self._waiting else None
+        self.ledger.after_turn = self._hand_out_soon if self._waiting else None
 
     def _hand_out_soon(self) -> None:
         # In a turn of its own, since settlements may be written from within `deliver`.
         asyncio.get_running_loop().call_soon(self.hand_out)
+
+    def flush(self) -> None:
+        """What was settled leaves now."""
+        if self.is_open:
+            self.ledger.flush()
 
     def lose(self) -> Sequence[Delivery]:
         """Everything that was handed out and not settled; from now on settling it is stale."""
@@ -189,7 +194,7 @@ class Consumer(IncomingChannel):
     async def close(self) -> None:
         """Give back in place all that is held, after what was settled: both by closing the channel."""
         if self.is_open and self.end is None:
-            self.session.lane.flush()
+            self.flush()
             self.lose()  # before the close is sent: an acknowledgement behind it would cost the whole link
             await close_channel(self.channel)
 

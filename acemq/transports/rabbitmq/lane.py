@@ -145,7 +145,7 @@ class Lane(StreamReaderProtocol, BufferedProtocol):
 
     # Reading
 
-    # Into a buffer of ours, since asyncio makes one of 256 KiB for each receipt, which costs more than to read a message.
+    # Into a buffer of ours: asyncio would make one of 256 KiB each time, which takes longer than all that follows.
 
     def get_buffer(self, sizehint: int) -> memoryview:
         return self._received

@@ -1,7 +1,8 @@
-"""What one channel holds unsettled, and the acknowledgements of one turn of the loop, put together."""
+"""What one channel holds unsettled, and its acknowledgements, put together: one frame for many wherever that can be."""
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable, Sequence
 
@@ -16,6 +17,14 @@ log = logging.getLogger("acemq.rabbitmq")
 
 _REQUEUES = {"delay": ("delayed requeue", "delay"), "headers": ("requeue with other headers", "headers")}
 """What only a copy can do here."""
+
+
+_PATIENCE = 0.005
+"""Seconds for which what was accepted out of turn waits for those before it, to leave with them as one frame."""
+_SHARE = 8
+"""For each that waits so many are held at the least, or the broker would have too few to deliver."""
+_FEW = 32
+"""Held, and with fewer nothing waits: who has but a few slots wants each of them back at once."""
 
 
 class Receipt:
@@ -37,10 +46,13 @@ class Ledger:
         self.held: dict[int, Delivery] = {}
         """In the order of the tags, since they arrive in it."""
         self._lane, self._channel = lane, channel
-        self.after_write: Callable[[], None] | None = None
-        """Called when settlements have been written: there may be room for more."""
+        self.after_turn: Callable[[], None] | None = None
+        """Called at the end of a turn in which something was settled: there may be room for more."""
         self._accepted: list[int] = []
         self._requeued: list[int] = []
+        self._is_due = False
+        """They are looked at in the end of this turn of the loop."""
+        self._timer: asyncio.TimerHandle | None = None
         self._newest = 0
 
     def hold(self, tag: int, delivery: Delivery) -> None:
@@ -51,29 +63,55 @@ class Ledger:
         self._newest = tag
 
     def settle(self, tag: int, verb: Verb) -> bool:
-        """False when it is no longer held. What is settled leaves at the end of this turn of the loop."""
+        """False when it is no longer held. What is settled leaves at the end of this turn of the loop or 5 ms later."""
         if self.held.pop(tag, None) is None:
             return False
-        if not self._accepted and not self._requeued:
-            self._lane.before_flush(self.write)
+        if not self._is_due:
+            self._is_due = True
+            self._lane.before_flush(self._end_turn)
         # A drop is an ack, too: a reject would feed the dead-letter exchange of the queue.
         (self._requeued if verb is Verb.REQUEUE else self._accepted).append(tag)
         return True
 
-    def write(self) -> None:
-        """Write what was settled: as one frame as far as nothing below it is still held, the rest one by one."""
+    def flush(self) -> None:
+        """What was settled leaves now."""
+        self._write()
+        self._lane.flush()
+
+    def _end_turn(self) -> None:
+        self._is_due = False
+        if not self._may_wait():
+            self._write()
+        elif self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(_PATIENCE, self._write)
+        if self.after_turn is not None:
+            self.after_turn()
+
+    def _may_wait(self) -> bool:
+        """Whether some were accepted out of turn: a frame each, unless those before them are accepted meanwhile."""
+        if self._requeued or len(self.held) < max(_FEW, _SHARE * len(self._accepted)):
+            return False
+        return max(self._accepted, default=0) > next(iter(self.held))
+
+    def _write(self) -> None:
+        """As one frame as far as nothing below it is still held, the rest one by one."""
+        self._end_wait()
         accepted, requeued = self._accepted, self._requeued
         self._accepted, self._requeued = [], []
         for frame in settlement_frames(self._channel, accepted, requeued, next(iter(self.held), None)):
             self._lane.write(frame)
-        if self.after_write is not None:
-            self.after_write()
+
+    def _end_wait(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
 
     def lose(self) -> Sequence[Delivery]:
         """The channel is gone, and with it all that it held."""
         lost = list(self.held.values())
         self.held.clear()
         self._accepted, self._requeued = [], []
+        self._end_wait()
         return lost
 
 

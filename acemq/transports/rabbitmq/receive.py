@@ -180,7 +180,7 @@ class Subscription:
             self._keeping.cancel()
         consumer, self._consumer = self._consumer, None
         if consumer is not None:
-            consumer.session.lane.flush()
+            consumer.flush()
             consumer.lose()
         return consumer
 

@@ -109,6 +109,68 @@ async def test_singly_while_the_prefix_stands_still_and_together_once_it_moves()
     assert not ledger.settle(6, Verb.ACCEPT)
 
 
+class Turns:
+    """A ledger that holds so many, and what it writes."""
+
+    def __init__(self, held: int) -> None:
+        self.rig = Rig()
+        self.ledger = Ledger(self.rig.lane, 1)
+        for tag in range(1, held + 1):
+            self.ledger.hold(tag, cast("Delivery", object()))
+
+    def accept(self, *tags: int) -> None:
+        assert all(self.ledger.settle(tag, Verb.ACCEPT) for tag in tags)
+
+    @property
+    def written(self) -> list[tuple[int, bool]]:
+        """Since it was asked last."""
+        raw = b"".join(self.rig.socket.written)
+        self.rig.socket.written.clear()
+        return [(ack.delivery_tag, ack.multiple) for ack in read([raw[at : at + 21] for at in range(0, len(raw), 21)])]
+
+
+async def test_among_many_a_few_wait_for_more_and_leave_as_one() -> None:
+    turns = Turns(100)
+    turns.accept(2, 5)
+    await asyncio.sleep(0)
+    turns.accept(1, 3)
+    await asyncio.sleep(0)
+    assert turns.written == []
+    await asyncio.sleep(0.05)
+    assert turns.written == [(3, True), (5, False)], "1 to 3 together; and nothing waits for long"
+
+
+async def test_nothing_waits_among_few_nor_where_many_are_accepted_nor_before_a_requeue() -> None:
+    few, many, back = Turns(20), Turns(100), Turns(100)
+    few.accept(2)
+    many.accept(*range(2, 20))
+    back.accept(2)
+    assert back.ledger.settle(3, Verb.REQUEUE)
+    await asyncio.sleep(0)
+    assert few.written == [(2, False)]
+    assert len(many.written) == 18
+    (written,) = back.rig.socket.written
+    ack, nack = read([written[:21], written[21:]])
+    assert (type(ack), ack.delivery_tag) == (commands.Basic.Ack, 2)
+    assert (type(nack), nack.delivery_tag) == (commands.Basic.Nack, 3)
+
+
+async def test_what_waits_leaves_at_once_before_an_end_and_never_after_it() -> None:
+    turns = Turns(100)
+    turns.accept(2, 4)
+    await asyncio.sleep(0)
+    turns.ledger.flush()
+    turns.accept(1)
+    turns.ledger.flush()
+    assert turns.written == [(2, False), (4, False), (1, False)]
+    await asyncio.sleep(0)
+    turns.accept(6)
+    await asyncio.sleep(0)
+    turns.ledger.lose()
+    await asyncio.sleep(0.05)
+    assert turns.written == [], "the channel may be gone"
+
+
 def test_a_tag_that_does_not_rise_is_refused() -> None:
     ledger = Ledger(cast("Any", None), 1)
     ledger.hold(7, cast("Delivery", None))

@@ -1,0 +1,167 @@
+"""Where an acceptance is a call to a server, handlers go on meanwhile; and nothing is lost by that."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+import acemq
+from acemq import AceMQ, Message, MovableClock
+from acemq.transports.memory import MemoryBroker
+from tests.waiting import until
+
+LEASE = timedelta(seconds=30)
+
+
+@pytest.fixture
+def clock() -> MovableClock:
+    return MovableClock()
+
+
+@pytest.fixture
+def broker(clock: MovableClock, name: str) -> MemoryBroker:
+    """Its settlements take until they are let through."""
+    broker = MemoryBroker.named(name, clock=clock, lease=LEASE)
+    broker.stall("settle")
+    return broker
+
+
+@pytest.fixture
+async def mq(broker: MemoryBroker, name: str, clock: MovableClock) -> AsyncIterator[AceMQ]:
+    async with acemq.connect(f"memory://{name}", clock=clock) as mq:
+        await mq.declare(acemq.Topology().queue("q", dead_letter=True))
+        yield mq
+        broker.release("settle")
+
+
+class Handled(list[int]):
+    async def __call__(self, message: Message[int]) -> None:
+        self.append(message.payload)
+
+
+async def left(mq: AceMQ) -> tuple[int, int | None]:
+    depth = await mq.depth("q")
+    return depth.ready, depth.held
+
+
+async def test_a_worker_goes_on_while_what_it_accepted_is_under_way(mq: AceMQ, broker: MemoryBroker) -> None:
+    handled = Handled()
+    async with mq.consume("q", int, handled, concurrency=1, prefetch=3):
+        await mq.send_many("q", range(5))
+        await until(lambda: handled == [0, 1, 2])
+        await asyncio.sleep(0.05)
+        assert handled == [0, 1, 2], "what is not accepted keeps its prefetch slot"
+        assert await left(mq) == (2, 3)
+        broker.release("settle")
+        await until(lambda: handled == [0, 1, 2, 3, 4])
+    assert await left(mq) == (0, 0)
+
+
+async def test_what_is_accepted_meanwhile_goes_in_one_call(
+    mq: AceMQ, broker: MemoryBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    handled, calls, settle = Handled(), list[int](), mq.transport.settle
+
+    async def counted(batch: Sequence[Any]) -> Any:
+        calls.append(len(batch))
+        return await settle(batch)
+
+    monkeypatch.setattr(mq.transport, "settle", counted)
+    async with mq.consume("q", int, handled, concurrency=1, prefetch=50):
+        await mq.send("q", 0)
+        await until(lambda: calls == [1])
+        await mq.send_many("q", range(1, 50))
+        await until(lambda: len(handled) == 50)
+        broker.release("settle")
+    assert calls == [1, 49]
+
+
+async def test_where_order_counts_nothing_is_begun_before_it_is_accepted(mq: AceMQ, broker: MemoryBroker) -> None:
+    handled = Handled()
+    async with mq.consume("q", int, handled, concurrency=1, prefetch=3, exclusive=True):
+        await mq.send_many("q", range(3))
+        await until(lambda: handled == [0])
+        await asyncio.sleep(0.05)
+        assert handled == [0]
+        broker.release("settle")
+        await until(lambda: handled == [0, 1, 2])
+
+
+async def test_a_message_that_may_kill_its_process_waits_until_all_before_it_is_accepted(
+    mq: AceMQ, broker: MemoryBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    handled = Handled()
+    async with mq.consume("q", int, handled, concurrency=2, prefetch=5) as consumer:
+        monkeypatch.setattr(consumer._suspects, "is_one", lambda delivery: delivery.body == b"13")
+        await mq.send_many("q", [1, 13])
+        await until(lambda: handled == [1])
+        await asyncio.sleep(0.05)
+        assert handled == [1]
+        broker.release("settle")
+        await until(lambda: handled == [1, 13])
+
+
+async def test_a_stop_waits_for_what_is_under_way(mq: AceMQ, broker: MemoryBroker) -> None:
+    handled = Handled()
+    consumer = await mq.consume("q", int, handled, concurrency=1, prefetch=3)
+    await mq.send_many("q", range(3))
+    await until(lambda: len(handled) == 3)
+    closing = asyncio.create_task(consumer.close())
+    await asyncio.sleep(0.05)
+    assert not closing.done()
+    broker.release("settle")
+    drained = await closing
+    assert (drained.finished, drained.abandoned) == (True, 0)
+    assert await left(mq) == (0, 0)
+
+
+async def test_what_a_stop_could_not_wait_for_is_told_and_comes_again(mq: AceMQ, broker: MemoryBroker) -> None:
+    handled, again = Handled(), Handled()
+    consumer = await mq.consume("q", int, handled, concurrency=1, prefetch=3)
+    await mq.send_many("q", range(3))
+    await until(lambda: len(handled) == 3)
+    drained = await consumer.drain(timedelta(seconds=0.1))
+    assert (drained.finished, drained.abandoned) == (False, 3)
+    broker.release("settle")
+    async with mq.consume("q", int, again):
+        await until(lambda: sorted(again) == [0, 1, 2])
+
+
+async def test_what_is_lost_under_way_is_counted_as_stale_and_comes_again(mq: AceMQ, broker: MemoryBroker) -> None:
+    handled = Handled()
+    async with mq.consume("q", int, handled, concurrency=1, prefetch=3) as consumer:
+        await mq.send("q", 7)
+        await until(lambda: handled == [7])
+        broker.lapse("q")
+        broker.release("settle")
+        await until(lambda: handled == [7, 7])
+        await until(lambda: consumer.counters.stale == 1)
+    assert await left(mq) == (0, 0)
+
+
+async def test_a_fault_of_ours_in_between_loses_nothing(
+    mq: AceMQ,
+    broker: MemoryBroker,
+    clock: MovableClock,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    broker.release("settle")
+    handled, settle = Handled(), mq.transport.settle
+
+    async def broken(batch: Sequence[Any]) -> Any:
+        monkeypatch.setattr(mq.transport, "settle", settle)
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(mq.transport, "settle", broken)
+    async with mq.consume("q", int, handled):
+        await mq.send("q", 7)
+        await until(lambda: handled == [7])
+        await until(lambda: "failed inside the library" in caplog.text)
+        await clock.advance(timedelta(seconds=2))
+        await until(lambda: handled == [7, 7])
+    assert await left(mq) == (0, 0)
