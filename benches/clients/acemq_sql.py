@@ -52,8 +52,7 @@ async def consume(task: Task) -> Figures:
         meter.hit(message.payload.t)
 
     async with connected(task) as mq:
-        # As many at once as the other takes at once: each acceptance waits for its commit.
-        async with mq.consume(task.queue, Order, handle, prefetch=task.prefetch, concurrency=task.prefetch) as consumer:
+        async with mq.consume(task.queue, Order, handle, prefetch=task.prefetch) as consumer:
             await meter.over.wait()
         assert consumer.counters.acked >= meter.messages
     return meter.figures()
