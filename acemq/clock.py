@@ -54,7 +54,7 @@ SYSTEM = SystemClock()
 
 
 _MOST_TURNS = 500
-"""Turns of the loop for which a stop rests at the most: something may be ready for ever."""
+"""Turns of the loop for which the clock rests at an instant at the most: something may be ready for ever."""
 _TURNS = 60
 """On a loop that does not show what is ready: more than the longest chain from a timer to the next one."""
 
@@ -122,7 +122,10 @@ class MovableClock:
 
     async def rest(self) -> None:
         """Let the event loop run until what is ready has run; nothing is waited for in real time."""
-        ready = getattr(asyncio.get_running_loop(), "_ready", None)
+        loop = asyncio.get_running_loop()
+        # Of asyncio's own loops, which alone are known to keep there all that is ready.
+        is_known = type(loop).call_soon is asyncio.BaseEventLoop.call_soon
+        ready = getattr(loop, "_ready", None) if is_known else None
         for _ in range(_TURNS if ready is None else _MOST_TURNS):
             await asyncio.sleep(0)
             if ready is not None and not ready:

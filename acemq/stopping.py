@@ -16,13 +16,13 @@ class Drained(msgspec.Struct, frozen=True):
     """How a stop went."""
 
     finished: bool = True
-    """Every handler ended by itself within the time."""
+    """Every handler ended by itself within the time, and what it decided was carried out."""
     handled: int = 0
     """Deliveries settled while draining."""
     given_back: int = 0
     """Fetched, never started, returned without spending an attempt."""
     abandoned: int = 0
-    """Handlers cut off; their deliveries come again."""
+    """Handlers cut off, whose deliveries come again; and acceptances without an answer, whose deliveries may."""
     queues: Mapping[str, int] = msgspec.field(default_factory=dict[str, int])
     """Abandoned per queue, only those above 0."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from contextlib import nullcontext
 from contextvars import ContextVar
 from datetime import timedelta
@@ -132,7 +132,11 @@ class Consumer:
         """Those of them whose lease was lost: their handlers are cancelled."""
         self._early = Early.of(mover, queue)
         self._moving: dict[asyncio.Task[bool], Delivery] = {}
-        self._accepting = Accepting(mover, name=name, failed=self._come_again, rests=self._progressed)
+        self._settling: set[asyncio.Task[bool]] = set()
+        """Those of them that need neither a copy nor a wait."""
+        self._accepting = Accepting(
+            mover, name=name, accepted=self._accepted, failed=self._come_again, rests=self._progressed
+        )
         self._settled = 0
         self._given_back = 0
         self._generation = 1
@@ -148,8 +152,8 @@ class Consumer:
 
     @property
     def held(self) -> int:
-        """Fetched and not started, kept by a pause, or waiting for a retry."""
-        return len(self._ready) + len(self._moving)
+        """Fetched and not started, kept by a pause, waiting for a retry, or on the way to be accepted."""
+        return len(self._ready) + len(self._moving) + len(self._accepting)
 
     @property
     def halted(self) -> str | None:
@@ -264,11 +268,8 @@ class Consumer:
                 continue
             self._running[task] = work
             try:
-                if self._suspects.alone is not None:
-                    # What was accepted leaves first, so that a crash does not take it back.
-                    await asyncio.sleep(0)
-                    await self._accepting.at_rest()
-                await self._handle(work, task)
+                if self._suspects.alone is None or await self._may_begin_alone(work):
+                    await self._handle(work, task)
             except asyncio.CancelledError:
                 if not self._has_lapsed(work):
                     raise
@@ -292,6 +293,24 @@ class Consumer:
     def _progressed(self) -> None:
         if self._progress is not None:
             self._progress.set()
+
+    async def _may_begin_alone(self, work: Any) -> bool:
+        """Whether it is still to be handled, now that what was accepted has left and no crash takes that back."""
+        await asyncio.sleep(_LEAVING)
+        await self._accepting.at_rest()
+        if self._settling:
+            await asyncio.wait(self._settling)
+        deliveries = list(self._deliveries_of(work))
+        if not self._gone.isdisjoint(deliveries):
+            self._gone.difference_update(deliveries)
+            return False
+        if self.state is ConsumerState.DRAINING:
+            self._given_back += len(deliveries)
+            return False
+        if self._holding.paused:
+            self._ready.extendleft(reversed(deliveries))
+            return False
+        return True
 
     def _worker_ended(self, worker: asyncio.Task[None]) -> None:
         error = None if worker.cancelled() else worker.exception()
@@ -351,10 +370,12 @@ class Consumer:
         if self.state is ConsumerState.CLOSED:
             return  # it outlived its stop: the delivery comes again, and what it says now is of no account
         if not began and (answer is None or answer is ACCEPT) and message.listeners is None:
-            if self._exclusive or delivery.lease_until is None:
-                await self._accept(delivery)
+            if self._settles_beside(delivery):
+                self.counters.acked += 1
+                self._gone.discard(delivery)
+                self._accepting.add(delivery)
             else:
-                self._accept_beside(delivery)
+                await self._accept(delivery)
             return
         await self._finish(self._decide(answer, message), message, span, began)
 
@@ -376,10 +397,18 @@ class Consumer:
         return await claims.end(held, self._decide(answer, message))
 
     async def _finish(self, decision: Decision, message: Message[Any], span: Span | None, began: float) -> None:
-        if decision.row.copy == "none":
-            await self._settle(decision, message, span, began)
-        else:
+        if decision.row.copy != "none":
             self._settle_beside(decision, message, span, began)
+        elif self._settles_beside(message.delivery):
+            settling = self._settle_beside(decision, message, span, began)
+            self._settling.add(settling)
+            settling.add_done_callback(self._settling.discard)
+        else:
+            await self._settle(decision, message, span, began)
+
+    def _settles_beside(self, delivery: Delivery) -> bool:
+        """Whether the worker goes on meanwhile: not where order may count, as a crash would repeat more of it."""
+        return delivery.lease_until is not None and not self._exclusive
 
     def _watch(self, message: Message[Any]) -> tuple[Span | None, float]:
         """The span that is open for its handling, and when that began; 0.0 where nobody watches."""
@@ -411,11 +440,8 @@ class Consumer:
         if not await self.mover.accept(delivery):
             self._gone.discard(delivery)
 
-    def _accept_beside(self, delivery: Delivery) -> None:
-        """The same where that is a call to a server. Not where order counts: after a crash less of it is repeated."""
-        self.counters.acked += 1
-        self._settled += 1
-        self._accepting.add(delivery)
+    def _accepted(self, batch: Collection[Delivery]) -> None:
+        self._settled += len(batch)
 
     def _admit(self, delivery: Delivery) -> Message[Any] | None:
         """The message for the handler. `None`: it is not for a handler, and is settled beside.
@@ -701,8 +727,9 @@ class Consumer:
                 return
 
     async def _end_tasks(self) -> None:
-        self._accepting.give_up()
         left = [task for task in (*self._workers, *self._moving) if task not in self._excused]
+        if self._accepting.task is not None:
+            left.append(self._accepting.task)
         for task in left:
             task.cancel()
         if left:
@@ -712,6 +739,8 @@ class Consumer:
 
 _SWALLOWING = 0.1
 """Seconds for a handler to end once it was cancelled."""
+_LEAVING = 0.01
+"""Seconds within which what was accepted has left, where that is no call: RabbitMQ's may wait for half of that."""
 _NO_SPAN = nullcontext()
 
 

@@ -105,6 +105,93 @@ async def test_a_message_that_may_kill_its_process_waits_until_all_before_it_is_
         await until(lambda: handled == [1, 13])
 
 
+async def test_a_suspect_that_is_to_be_given_back_meanwhile_does_not_begin(
+    mq: AceMQ, broker: MemoryBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    handled = Handled()
+    consumer = await mq.consume("q", int, handled, concurrency=2, prefetch=5)
+    monkeypatch.setattr(consumer._suspects, "is_one", lambda delivery: delivery.body == b"13")
+    await mq.send_many("q", [1, 13])
+    await until(lambda: handled == [1])
+    await until(lambda: consumer.in_flight == 1)
+    closing = asyncio.create_task(consumer.close())
+    await asyncio.sleep(0.05)
+    broker.release("settle")
+    drained = await closing
+    assert handled == [1]
+    assert (drained.finished, drained.given_back) == (True, 1)
+    assert await left(mq) == (1, 0)
+
+
+async def test_a_suspect_that_is_paused_or_lost_meanwhile_begins_later(
+    mq: AceMQ, broker: MemoryBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    handled = Handled()
+    async with mq.consume("q", int, handled, concurrency=2, prefetch=5) as consumer:
+        monkeypatch.setattr(consumer._suspects, "is_one", lambda delivery: delivery.body == b"13")
+        await mq.send_many("q", [1, 13])
+        await until(lambda: consumer.in_flight == 1 and handled == [1])
+        consumer.pause()
+        broker.release("settle")
+        await until(lambda: consumer.in_flight == 0)
+        assert handled == [1]
+        consumer.resume()
+        await until(lambda: handled == [1, 13])
+    assert await left(mq) == (0, 0)
+
+
+async def test_a_listener_is_told_when_it_is_accepted_and_keeps_no_worker_waiting(
+    mq: AceMQ, broker: MemoryBroker
+) -> None:
+    handled, told = list[int](), list[int]()
+
+    async def handle(message: Message[int]) -> None:
+        message.when_settled(lambda how: told.append(message.payload))
+        handled.append(message.payload)
+
+    async with mq.consume("q", int, handle, concurrency=1, prefetch=3):
+        await mq.send_many("q", range(3))
+        await until(lambda: handled == [0, 1, 2])
+        assert told == []
+        broker.release("settle")
+        await until(lambda: sorted(told) == [0, 1, 2])
+
+
+async def test_a_handler_may_close_its_consumer_while_something_is_under_way(mq: AceMQ, broker: MemoryBroker) -> None:
+    handled = list[int]()
+
+    async def handle(message: Message[int]) -> None:
+        handled.append(message.payload)
+        if message.payload == 1:
+            asyncio.get_running_loop().call_later(0.05, broker.release, "settle")
+            await consumer.close()
+
+    consumer = await mq.consume("q", int, handle, concurrency=1, prefetch=2)
+    await mq.send_many("q", range(2))
+    await until(lambda: handled == [0, 1])
+    await until(lambda: consumer.state == "closed")
+    await asyncio.sleep(0)
+    assert [task for task in asyncio.all_tasks() if "accepts" in task.get_name()] == []
+    assert (await mq.depth("q")).held == 0
+
+
+async def test_nothing_is_kept_of_what_was_lost_and_ended_afterwards(mq: AceMQ, broker: MemoryBroker) -> None:
+    broker.release("settle")
+    go = asyncio.Event()
+
+    async def handle(message: Message[int]) -> None:
+        await go.wait()
+
+    async with mq.consume("q", int, handle) as consumer:
+        await mq.send("q", 1)
+        await until(lambda: consumer.in_flight == 1)
+        broker.disconnect("cut")
+        await until(lambda: bool(consumer._gone))
+        go.set()
+        await until(lambda: consumer.in_flight == 0)
+        assert not consumer._gone
+
+
 async def test_a_stop_waits_for_what_is_under_way(mq: AceMQ, broker: MemoryBroker) -> None:
     handled = Handled()
     consumer = await mq.consume("q", int, handled, concurrency=1, prefetch=3)

@@ -6,17 +6,19 @@ import asyncio
 import random
 from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from typing import Any
 
 import msgspec
 import pytest
 
 import acemq
-from acemq import Consumer, Message
+from acemq import AceMQ, Consumer, Message
 from acemq.transports.rabbitmq.table import Table
 from tests.proxy import Proxy
 from tests.rabbitmq.conftest import Declare
 from tests.rabbitmq.kit import until
+from tests.waiting import until_async
 
 ACK = 21
 """Bytes of a Basic.Ack."""
@@ -40,6 +42,10 @@ def counted_tasks() -> Iterator[list[str]]:
         yield made
     finally:
         loop.set_task_factory(None)
+
+
+async def has_ready(mq: AceMQ, queue: str, count: int) -> bool:
+    return (await mq.depth(queue)).ready == count
 
 
 async def all_accepted(consumer: Consumer, count: int) -> None:
@@ -107,6 +113,44 @@ async def test_t037_handlers_that_end_in_random_order_share_acknowledgements(
     assert written < 0.4 * count, "frames, of which a few are no acknowledgements"
     async with acemq.connect(rabbit_url) as looking:
         assert (await looking.depth(queue)).ready == 0
+
+
+async def test_before_what_may_kill_the_process_all_that_was_accepted_has_left(
+    proxy: Proxy, proxied: str, declare: Declare, rabbit_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue, seen, go = await declare(), list[int](), asyncio.Event()
+    retry = acemq.RetryPolicy.delays(timedelta(seconds=20))
+
+    async def work(message: Message[Order]) -> None:
+        seen.append(proxy.taken["to_server"])
+        if message.payload.id == 0:
+            raise ValueError("held for its retry, and so nothing behind it is in turn")
+        if message.payload.id == 2:
+            await go.wait()
+
+    async with acemq.connect(f"{proxied}?heartbeat=600") as mq:
+        async with mq.consume(queue, Order, work, prefetch=100, retry=retry) as consumer:
+            consumer.pause()
+            monkeypatch.setattr(consumer._suspects, "is_one", lambda delivery: b'"id":2}' in delivery.body)
+            async with acemq.connect(rabbit_url) as filling:
+                await filling.send_many(queue, map(Order, range(100)))
+            consumer.resume()
+            await until(lambda: len(seen) == 3, "the third began")
+            go.set()
+    assert seen[2] - seen[1] == ACK
+
+
+async def test_what_was_pulled_and_accepted_out_of_turn_is_not_lost_by_closing_at_once(
+    rabbit_url: str, declare: Declare
+) -> None:
+    queue = await declare()
+    async with acemq.connect(rabbit_url) as mq:
+        await mq.send_many(queue, map(Order, range(100)))
+        pulled = await mq.pull_many(queue, Order, most=100)
+        assert len(pulled) == 100
+        assert await pulled[50].accept()
+    async with acemq.connect(rabbit_url) as mq:
+        await until_async(lambda: has_ready(mq, queue, 99))
 
 
 async def test_neither_envelope_nor_headers_are_read_unless_somebody_asks(rabbit_url: str, declare: Declare) -> None:

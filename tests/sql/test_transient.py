@@ -82,7 +82,7 @@ async def test_t025_what_goes_by_is_done_again_and_reaches_nobody(
         workers = [await stack.enter_async_context(acemq.connect(url)) for _ in range(WORKERS)]
         consumers = [await stack.enter_async_context(worker.consume("q", int, take)) for worker in workers]
         failed = stack.enter_context(failing(database))
-        for first in range(0, TOTAL, 20):
+        for first in range(0, TOTAL, 20):  # so few at a time, for enough transactions
             await mq.send_many("q", range(first, first + 20))
         await until(lambda: len(handled) >= TOTAL, within=40)
         await until(lambda: sum(consumer.counters.acked for consumer in consumers) == TOTAL)

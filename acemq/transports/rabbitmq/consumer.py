@@ -97,6 +97,8 @@ class Registrant(Protocol):
 class Consumer(IncomingChannel):
     """The channel of a subscription, from its opening to its end."""
 
+    is_patient = True
+
     def __init__(self, session: Session, registrant: Registrant) -> None:
         queue = registrant.queue
         super().__init__(session, queue, counts=registrant.topology.counts_deliveries(queue))
@@ -176,8 +178,8 @@ class Consumer(IncomingChannel):
         asyncio.get_running_loop().call_soon(self.hand_out)
 
     def flush(self) -> None:
-        """What was settled leaves now."""
-        if self.is_open:
+        """What was settled leaves now, if the broker still takes it."""
+        if self.is_open and self.end is None:
             self.ledger.flush()
 
     def lose(self) -> Sequence[Delivery]:

@@ -18,6 +18,9 @@ from .session import Session
 class IncomingChannel(ABC):
     """Takes Basic.Deliver and Basic.GetOk of one queue. A subclass says what becomes of each delivery."""
 
+    is_patient = False
+    """Whether its acceptances may wait for each other (`Ledger`)."""
+
     def __init__(self, session: Session, queue: str, *, counts: bool | None) -> None:
         """`counts`: whether the queue counts deliveries; `None` where that is not known."""
         self.session, self.queue = session, queue
@@ -31,7 +34,7 @@ class IncomingChannel(ABC):
 
     async def open(self) -> None:
         self.channel = await self.session.channel(self)
-        self.ledger = Ledger(self.session.lane, self.channel.number)
+        self.ledger = Ledger(self.session.lane, self.channel.number, is_patient=self.is_patient)
         self.is_open = True
 
     def method(self, method: int, arguments: bytes) -> bool:

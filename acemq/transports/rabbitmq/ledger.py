@@ -42,10 +42,11 @@ class Ledger:
     Only a tag that is held is ever sent: an unknown one would make the broker close the channel.
     """
 
-    def __init__(self, lane: Lane, channel: int) -> None:
+    def __init__(self, lane: Lane, channel: int, *, is_patient: bool = False) -> None:
+        """`is_patient`: what is accepted out of turn may wait for others; whoever closes the channel calls `flush`."""
         self.held: dict[int, Delivery] = {}
         """In the order of the tags, since they arrive in it."""
-        self._lane, self._channel = lane, channel
+        self._lane, self._channel, self._is_patient = lane, channel, is_patient
         self.after_turn: Callable[[], None] | None = None
         """Called at the end of a turn in which something was settled: there may be room for more."""
         self._accepted: list[int] = []
@@ -89,7 +90,7 @@ class Ledger:
 
     def _may_wait(self) -> bool:
         """Whether some were accepted out of turn: a frame each, unless those before them are accepted meanwhile."""
-        if self._requeued or len(self.held) < max(_FEW, _SHARE * len(self._accepted)):
+        if not self._is_patient or self._requeued or len(self.held) < max(_FEW, _SHARE * len(self._accepted)):
             return False
         return max(self._accepted, default=0) > next(iter(self.held))
 

@@ -233,6 +233,6 @@ class _Puller:
 
     async def close(self) -> None:
         if self._channel is not None and self._channel.end is None:
-            self._channel.ledger.flush()
+            self._channel.session.lane.flush()
             self._channel.ledger.lose()
             await close_channel(self._channel.channel)

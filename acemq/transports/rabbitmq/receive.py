@@ -229,6 +229,7 @@ class Subscription:
                 raise TransportError(f"closed at once: {consumer.end or 'cancelled by the broker'}")
         except BaseException as error:
             if consumer is self._consumer:
+                consumer.flush()
                 self._tell_lost(consumer.lose(), LostBy.CHANNEL)
                 self._consumer = None
             await consumer.close()
@@ -377,6 +378,7 @@ class Subscription:
     def lost_queue(self, consumer: Consumer) -> None:
         if consumer is self._consumer and self._wanted < _Wanted.STOP:
             log.warning("%r: the broker has ended the subscription: the queue was deleted or moved", self.queue)
+            consumer.flush()
             self._lost(consumer, LostBy.QUEUE, f"queue {self.queue!r} was deleted or moved")
 
     def lost_channel(self, consumer: Consumer, end: End) -> None:

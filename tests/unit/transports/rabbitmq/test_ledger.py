@@ -114,7 +114,7 @@ class Turns:
 
     def __init__(self, held: int) -> None:
         self.rig = Rig()
-        self.ledger = Ledger(self.rig.lane, 1)
+        self.ledger = Ledger(self.rig.lane, 1, is_patient=True)
         for tag in range(1, held + 1):
             self.ledger.hold(tag, cast("Delivery", object()))
 
