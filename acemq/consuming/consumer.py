@@ -296,7 +296,7 @@ class Consumer:
 
     async def _may_begin_alone(self, work: Any) -> bool:
         """Whether it is still to be handled, now that what was accepted has left and no crash takes that back."""
-        await asyncio.sleep(_LEAVING)
+        await asyncio.sleep(0)
         await self._accepting.at_rest()
         if self._settling:
             await asyncio.wait(self._settling)
@@ -739,8 +739,6 @@ class Consumer:
 
 _SWALLOWING = 0.1
 """Seconds for a handler to end once it was cancelled."""
-_LEAVING = 0.01
-"""Seconds within which what was accepted has left, where that is no call: RabbitMQ's may wait for half of that."""
 _NO_SPAN = nullcontext()
 
 

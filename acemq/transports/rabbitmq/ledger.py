@@ -55,6 +55,8 @@ class Ledger:
         """They are looked at in the end of this turn of the loop."""
         self._timer: asyncio.TimerHandle | None = None
         self._newest = 0
+        self._redelivered = 0
+        """Held, and delivered before: each may be what has killed a process, and may kill this one."""
 
     def hold(self, tag: int, delivery: Delivery) -> None:
         if tag <= self._newest:
@@ -62,11 +64,17 @@ class Ledger:
             raise Malformed(f"the broker sent delivery {tag} behind delivery {self._newest}")
         self.held[tag] = delivery
         self._newest = tag
+        if delivery.redelivered:
+            self._redelivered += 1
+            if self._timer is not None:
+                self._write()  # so that it has left before this one can begin
 
     def settle(self, tag: int, verb: Verb) -> bool:
         """False when it is no longer held. What is settled leaves at the end of this turn of the loop or 5 ms later."""
-        if self.held.pop(tag, None) is None:
+        delivery = self.held.pop(tag, None)
+        if delivery is None:
             return False
+        self._redelivered -= delivery.redelivered
         if not self._is_due:
             self._is_due = True
             self._lane.before_flush(self._end_turn)
@@ -90,7 +98,9 @@ class Ledger:
 
     def _may_wait(self) -> bool:
         """Whether some were accepted out of turn: a frame each, unless those before them are accepted meanwhile."""
-        if not self._is_patient or self._requeued or len(self.held) < max(_FEW, _SHARE * len(self._accepted)):
+        if not self._is_patient or self._requeued or self._redelivered:
+            return False
+        if len(self.held) < max(_FEW, _SHARE * len(self._accepted)):
             return False
         return max(self._accepted, default=0) > next(iter(self.held))
 
@@ -111,6 +121,7 @@ class Ledger:
         """The channel is gone, and with it all that it held."""
         lost = list(self.held.values())
         self.held.clear()
+        self._redelivered = 0
         self._accepted, self._requeued = [], []
         self._end_wait()
         return lost

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pamqp.frame
@@ -19,6 +20,10 @@ from tests.unit.transports.rabbitmq.kit import Rig
 
 def read(raw: list[bytes]) -> list[Any]:
     return [pamqp.frame.unmarshal(frame)[2] for frame in raw]
+
+
+def fresh(*, redelivered: bool = False) -> Delivery:
+    return cast("Delivery", SimpleNamespace(redelivered=redelivered))
 
 
 class Broker:
@@ -88,7 +93,7 @@ def test_whatever_the_order_the_broker_ends_up_with_what_was_said(count: int, da
 
 
 async def test_singly_while_the_prefix_stands_still_and_together_once_it_moves() -> None:
-    rig, delivery = Rig(), cast("Delivery", object())
+    rig, delivery = Rig(), fresh()
     ledger = Ledger(rig.lane, 1)
     for tag in range(1, 7):
         ledger.hold(tag, delivery)
@@ -116,7 +121,7 @@ class Turns:
         self.rig = Rig()
         self.ledger = Ledger(self.rig.lane, 1, is_patient=True)
         for tag in range(1, held + 1):
-            self.ledger.hold(tag, cast("Delivery", object()))
+            self.ledger.hold(tag, fresh())
 
     def accept(self, *tags: int) -> None:
         assert all(self.ledger.settle(tag, Verb.ACCEPT) for tag in tags)
@@ -155,6 +160,22 @@ async def test_nothing_waits_among_few_nor_where_many_are_accepted_nor_before_a_
     assert (type(nack), nack.delivery_tag) == (commands.Basic.Nack, 3)
 
 
+async def test_nothing_waits_once_something_is_held_that_may_have_killed_a_process() -> None:
+    turns = Turns(100)
+    turns.accept(2)
+    await asyncio.sleep(0)
+    assert turns.written == []
+    turns.ledger.hold(101, fresh(redelivered=True))
+    await asyncio.sleep(0)
+    assert turns.written == [(2, False)], "before it can begin"
+    turns.accept(4)
+    await asyncio.sleep(0)
+    assert turns.written == [(4, False)]
+    turns.accept(101)
+    await asyncio.sleep(0)
+    assert turns.written == [], "it waits again"
+
+
 async def test_what_waits_leaves_at_once_before_an_end_and_never_after_it() -> None:
     turns = Turns(100)
     turns.accept(2, 4)
@@ -173,6 +194,6 @@ async def test_what_waits_leaves_at_once_before_an_end_and_never_after_it() -> N
 
 def test_a_tag_that_does_not_rise_is_refused() -> None:
     ledger = Ledger(cast("Any", None), 1)
-    ledger.hold(7, cast("Delivery", None))
+    ledger.hold(7, fresh())
     with pytest.raises(Malformed):
-        ledger.hold(7, cast("Delivery", None))
+        ledger.hold(7, fresh())
