@@ -223,18 +223,28 @@ async def test_a_server_that_asks_for_a_certificate_and_gets_none_ends_the_openi
 
     def serve() -> None:
         # Blocking sockets, because a server on asyncio hangs up without a word of why.
-        for _ in range(2):
-            connection, _address = listener.accept()
-            with suppress(OSError):
-                context.wrap_socket(connection, server_side=True).close()
-            connection.close()
+        with suppress(OSError):  # nobody listens any more
+            while True:
+                connection, _address = listener.accept()
+                with connection.dup() as open_still:
+                    open_still.settimeout(AT_ONCE)
+                    with suppress(OSError):
+                        context.wrap_socket(connection, server_side=True).close()
+                    # Until the client has hung up: a reset by what was not read would overtake the word of why.
+                    with suppress(OSError):
+                        open_still.shutdown(socket.SHUT_WR)
+                        while open_still.recv(4096):
+                            pass
 
     with listener:
         serving = asyncio.create_task(asyncio.to_thread(serve))
         url, tls = f"amqps://127.0.0.1:{listener.getsockname()[1]}", Tls(ca_file=str(tmp_path / "ca.pem"))
-        refusal = await is_refused_at_once(acemq.connect(url, tls=tls, connect_timeout=PATIENT), "cert_file")
+        try:
+            refusal = await is_refused_at_once(acemq.connect(url, tls=tls, connect_timeout=PATIENT), "cert_file")
+        finally:
+            listener.shutdown(socket.SHUT_RDWR)
+            await serving
         assert "certificate" in str(refusal)
-        await serving
 
 
 async def test_credentials_are_kept_from_a_server_that_is_not_trusted(tmp_path: Path) -> None:
