@@ -5,7 +5,8 @@ On a broker that is no file nothing is written, and every run begins anew.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Sequence
+import asyncio
+from collections.abc import AsyncGenerator, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -67,12 +68,18 @@ class Sender:
 
     async def open(self) -> None:
         """Read how far an earlier run has come."""
+        await to_its_end(self._open())
+
+    async def _open(self) -> None:
         async with self._engine.begin() as connection:
             await connection.execute(text("CREATE TABLE IF NOT EXISTS flights_sent (many INTEGER)"))
             found = await connection.execute(text("SELECT coalesce(sum(many), 0) FROM flights_sent"))
             self.sent = found.scalar_one()
 
     async def send(self, running: RunningPipeline[Row, Any], window: Sequence[Row]) -> None:
+        await to_its_end(self._send(running, window))
+
+    async def _send(self, running: RunningPipeline[Row, Any], window: Sequence[Row]) -> None:
         async with AsyncSession(self._engine) as session:
             for row in window:
                 await running.send(row, transaction=session)
@@ -82,6 +89,16 @@ class Sender:
 
     async def close(self) -> None:
         await self._engine.dispose()
+
+
+async def to_its_end(transaction: Coroutine[Any, Any, None]) -> None:
+    """Not cut off within a statement: aiosqlite would leave it open behind it, and with it the file locked."""
+    task = asyncio.create_task(transaction)
+    try:
+        await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await asyncio.wait({task})
+        raise
 
 
 @asynccontextmanager

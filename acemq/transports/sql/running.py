@@ -455,9 +455,12 @@ class Running:
             # The answer was lost, and perhaps not the settlement: done again, and then what is left is looked at.
             await self.link.live(float("inf"))
             done = await self.link.start(work, alone=True)
-            done |= await self.link.start(
+            before = await self.link.start(
                 lambda connection: settled_before(connection, statements, orders), reading=True
             )
+            # Past its lease somebody else may have taken a message, and settled it: then nothing is known of ours.
+            now = self.options.clock.monotonic()
+            done |= before & {order.seq for order in orders if order.until > now}
         back = {order.place for order in orders if order.delay is not None}
         if back:
             self._returned(back)

@@ -42,14 +42,17 @@ class Order(msgspec.Struct, frozen=True):
     delay: int | None = None
     """Microseconds until it is there again, 0 for at once; `None`: it is removed."""
     headers: str | None = None
+    until: float = float("inf")
+    """When the lease ends under which it is asked, by the transport's clock."""
 
 
 def order(settlement: Settlement, receipt: Receipt) -> Order:
     """Raises `ConfigurationError` for headers that cannot be stored."""
     if settlement.verb is not Verb.REQUEUE:
-        return Order(receipt.seq, receipt.token, receipt.place)
+        return Order(receipt.seq, receipt.token, receipt.place, until=receipt.until)
     headers = None if settlement.headers is None else to_text(settlement.headers)
-    return Order(receipt.seq, receipt.token, receipt.place, max(settlement.delay // _MICROSECOND, 0), headers)
+    delay = max(settlement.delay // _MICROSECOND, 0)
+    return Order(receipt.seq, receipt.token, receipt.place, delay, headers, receipt.until)
 
 
 def settle(
