@@ -39,7 +39,7 @@ bench: $(VENV)/bench.stamp
 	@$(BIN)/python -m benches $(ARGS)
 
 bench-quick: $(VENV)/bench.stamp
-	@$(BIN)/python -m benches --quick $(ARGS)
+	@$(BIN)/python -m benches --quick $(or $(ARGS),import memory rabbitmq ordered)
 
 # The rest of the field, ten minutes; once for a release of one of them.
 bench-peers: $(VENV)/peers.stamp
