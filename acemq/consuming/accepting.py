@@ -67,6 +67,7 @@ class Accepting:
         try:
             await self._mover.accept_all(batch)
         except Exception:
+            # A fault of ours must not keep what comes after it.
             log.exception("%s: accepting %d deliveries failed inside the library", self._name, len(batch))
             for delivery in batch:
                 self._failed(delivery)

@@ -3,39 +3,35 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Iterator, Sequence
 from datetime import timedelta
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
-import acemq
 from acemq import AceMQ, Message, MovableClock
+from acemq.consuming.accepting import Accepting
+from acemq.consuming.suspects import Suspects
 from acemq.transports.memory import MemoryBroker
+from tests.engine.leased import broker as broker
+from tests.engine.leased import clock as clock
+from tests.engine.leased import mq as mq
 from tests.waiting import until
 
-LEASE = timedelta(seconds=30)
 
-
-@pytest.fixture
-def clock() -> MovableClock:
-    return MovableClock()
-
-
-@pytest.fixture
-def broker(clock: MovableClock, name: str) -> MemoryBroker:
-    """Its settlements take until they are let through."""
-    broker = MemoryBroker.named(name, clock=clock, lease=LEASE)
+@pytest.fixture(autouse=True)
+def slow_settlements(mq: AceMQ, broker: MemoryBroker) -> Iterator[None]:
+    """They take until they are let through."""
     broker.stall("settle")
-    return broker
+    yield
+    broker.release("settle")
 
 
 @pytest.fixture
-async def mq(broker: MemoryBroker, name: str, clock: MovableClock) -> AsyncIterator[AceMQ]:
-    async with acemq.connect(f"memory://{name}", clock=clock) as mq:
-        await mq.declare(acemq.Topology().queue("q", dead_letter=True))
-        yield mq
-        broker.release("settle")
+def suspect(monkeypatch: pytest.MonkeyPatch) -> int:
+    """The payload of a message that may have killed a process."""
+    monkeypatch.setattr(Suspects, "is_one", lambda self, delivery: delivery.body == b"13")
+    return 13
 
 
 class Handled(list[int]):
@@ -92,52 +88,64 @@ async def test_where_order_counts_nothing_is_begun_before_it_is_accepted(mq: Ace
 
 
 async def test_a_message_that_may_kill_its_process_waits_until_all_before_it_is_accepted(
-    mq: AceMQ, broker: MemoryBroker, monkeypatch: pytest.MonkeyPatch
+    mq: AceMQ, broker: MemoryBroker, suspect: int
 ) -> None:
     handled = Handled()
-    async with mq.consume("q", int, handled, concurrency=2, prefetch=5) as consumer:
-        monkeypatch.setattr(consumer._suspects, "is_one", lambda delivery: delivery.body == b"13")
-        await mq.send_many("q", [1, 13])
+    async with mq.consume("q", int, handled, concurrency=2, prefetch=5):
+        await mq.send_many("q", [1, suspect])
         await until(lambda: handled == [1])
         await asyncio.sleep(0.05)
         assert handled == [1]
         broker.release("settle")
-        await until(lambda: handled == [1, 13])
+        await until(lambda: handled == [1, suspect])
 
 
-async def test_a_suspect_that_is_to_be_given_back_meanwhile_does_not_begin(
-    mq: AceMQ, broker: MemoryBroker, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("meanwhile", ["closed", "paused", "lost"])
+async def test_one_that_is_not_to_begin_any_more_does_not(
+    mq: AceMQ, broker: MemoryBroker, suspect: int, meanwhile: str
 ) -> None:
-    handled = Handled()
+    handled, again = Handled(), Handled()
     consumer = await mq.consume("q", int, handled, concurrency=2, prefetch=5)
-    monkeypatch.setattr(consumer._suspects, "is_one", lambda delivery: delivery.body == b"13")
-    await mq.send_many("q", [1, 13])
-    await until(lambda: handled == [1])
-    await until(lambda: consumer.in_flight == 1)
-    closing = asyncio.create_task(consumer.close())
+    await mq.send_many("q", [1, suspect])
+    await until(lambda: consumer.in_flight == 1 and handled == [1])
+    closing = asyncio.create_task(consumer.close()) if meanwhile == "closed" else None
+    if meanwhile == "paused":
+        consumer.pause()
+    if meanwhile == "lost":
+        broker.disconnect("cut")
+        await until(lambda: bool(consumer._gone))
+        consumer.pause()
     await asyncio.sleep(0.05)
     broker.release("settle")
-    drained = await closing
-    assert handled == [1]
-    assert (drained.finished, drained.given_back) == (True, 1)
-    assert await left(mq) == (1, 0)
+    await until(lambda: consumer.in_flight == 0)
+    assert suspect not in handled
+    if closing is not None:
+        drained = await closing
+        assert (drained.finished, drained.given_back) == (True, 1)
+        await mq.consume("q", int, again)
+    consumer.resume()
+    await until(lambda: [*handled, *again].count(suspect) == 1)
+    await mq.close()
+    assert [*handled, *again].count(suspect) == 1
 
 
-async def test_a_suspect_that_is_paused_or_lost_meanwhile_begins_later(
-    mq: AceMQ, broker: MemoryBroker, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    handled = Handled()
-    async with mq.consume("q", int, handled, concurrency=2, prefetch=5) as consumer:
-        monkeypatch.setattr(consumer._suspects, "is_one", lambda delivery: delivery.body == b"13")
-        await mq.send_many("q", [1, 13])
-        await until(lambda: consumer.in_flight == 1 and handled == [1])
-        consumer.pause()
-        broker.release("settle")
-        await until(lambda: consumer.in_flight == 0)
-        assert handled == [1]
-        consumer.resume()
-        await until(lambda: handled == [1, 13])
-    assert await left(mq) == (0, 0)
+async def test_what_is_added_in_the_moment_of_an_end_goes_as_well() -> None:
+    asked: list[list[Any]] = []
+
+    class Mover:
+        async def accept_all(self, batch: list[Any]) -> None:
+            asked.append(batch)
+
+    accepting = Accepting(
+        cast("Any", Mover()), name="c", accepted=lambda batch: None, failed=lambda delivery: None, rests=lambda: None
+    )
+    accepting.add(cast("Any", "first"))
+    while accepting.task is not None and not accepting.task.done():
+        await asyncio.sleep(0)
+    assert accepting.task is not None, "its end is not told yet"
+    accepting.add(cast("Any", "second"))
+    await accepting.at_rest()
+    assert asked == [["first"], ["second"]]
 
 
 async def test_a_listener_is_told_when_it_is_accepted_and_keeps_no_worker_waiting(

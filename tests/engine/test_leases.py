@@ -3,34 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from datetime import timedelta
 
-import pytest
-
-import acemq
 from acemq import AceMQ, Message, MovableClock
 from acemq.transports.memory import MemoryBroker
+from tests.engine.leased import LEASE
+from tests.engine.leased import broker as broker
+from tests.engine.leased import clock as clock
+from tests.engine.leased import mq as mq
 from tests.waiting import until
-
-LEASE = timedelta(seconds=30)
-
-
-@pytest.fixture
-def clock() -> MovableClock:
-    return MovableClock()
-
-
-@pytest.fixture
-def broker(clock: MovableClock, name: str) -> MemoryBroker:
-    return MemoryBroker.named(name, clock=clock, lease=LEASE)
-
-
-@pytest.fixture
-async def mq(broker: MemoryBroker, name: str, clock: MovableClock) -> AsyncIterator[AceMQ]:
-    async with acemq.connect(f"memory://{name}", clock=clock) as mq:
-        await mq.declare(acemq.Topology().queue("q", dead_letter=True))
-        yield mq
 
 
 async def test_o33_a_handler_longer_than_its_lease_is_started_once(mq: AceMQ, clock: MovableClock) -> None:

@@ -62,6 +62,28 @@ async def test_what_waits_for_a_timer_runs_before_the_next_timer() -> None:
     await asyncio.gather(*waiting)
 
 
+def test_a_loop_that_does_not_show_what_is_ready_is_given_its_turns() -> None:
+    class Elsewhere(asyncio.SelectorEventLoop):
+        def call_soon(self, callback: Any, *arguments: Any, context: Any = None) -> Any:
+            return self.call_later(0, callback, *arguments, context=context)
+
+    async def steps() -> list[int]:
+        taken: list[int] = []
+
+        async def take() -> None:
+            for step in range(10):
+                await asyncio.sleep(0)
+                taken.append(step)
+
+        taking = asyncio.create_task(take())
+        await MovableClock().rest()
+        assert taking.done()
+        return taken
+
+    with asyncio.Runner(loop_factory=Elsewhere) as runner:
+        assert runner.run(steps()) == list(range(10))
+
+
 async def test_a_cancelled_timer_never_rings() -> None:
     clock, rang = MovableClock(), list[str]()
     clock.call_later(1, partial(rang.append, "no")).cancel()
