@@ -20,6 +20,8 @@ def _job_of(task: Task, meter: Meter, over: threading.Event) -> tuple[Any, Any]:
     def job(document: dict[str, Any]) -> None:
         meter.hit(document["t"])
         if meter.messages >= task.count or meter.late:
+            if not meter.over.is_set():
+                meter.stop()
             over.set()
 
     broker: Any = RabbitmqBroker(url=task.url, confirm_delivery=True)

@@ -63,9 +63,10 @@ async def test_what_waits_for_a_timer_runs_before_the_next_timer() -> None:
 
 
 def test_a_loop_that_does_not_show_what_is_ready_is_given_its_turns() -> None:
-    class Elsewhere(asyncio.SelectorEventLoop):
-        def call_soon(self, callback: Any, *arguments: Any, context: Any = None) -> Any:
-            return self.call_later(0, callback, *arguments, context=context)
+    def call_later(loop: asyncio.SelectorEventLoop, callback: Any, *arguments: Any, context: Any = None) -> Any:
+        return loop.call_later(0, callback, *arguments, context=context)
+
+    Elsewhere: Any = type("Elsewhere", (asyncio.SelectorEventLoop,), {"call_soon": call_later})
 
     async def steps() -> list[int]:
         taken: list[int] = []
