@@ -151,9 +151,14 @@ class Consumer:
         return len(self._running)
 
     @property
+    def waiting(self) -> int:
+        """Fetched and not started."""
+        return len(self._ready)
+
+    @property
     def held(self) -> int:
         """Fetched and not started, kept by a pause, waiting for a retry, or on the way to be accepted."""
-        return len(self._ready) + len(self._moving) + len(self._accepting)
+        return self.waiting + len(self._moving) + len(self._accepting)
 
     @property
     def halted(self) -> str | None:

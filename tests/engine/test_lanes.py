@@ -128,7 +128,7 @@ class Pace:
         if self.consumer.state is not ConsumerState.RUNNING:
             return True  # it fetches nothing more
         waiting = self.sent - Counter(self.starts)
-        return self.consumer.held >= sum(min(SHARES[lane] - self.running[lane], waiting[lane]) for lane in SHARES)
+        return self.consumer.waiting >= sum(min(SHARES[lane] - self.running[lane], waiting[lane]) for lane in SHARES)
 
 
 async def watch(mq: AceMQ, consumer: acemq.Consumer, queue: str, most: list[int]) -> None:
@@ -137,9 +137,7 @@ async def watch(mq: AceMQ, consumer: acemq.Consumer, queue: str, most: list[int]
         assert consumer.subscription is not None
         most.append(consumer.subscription.held)
         if mq.capabilities.depth == "exact":
-            held = sum([(await mq.depth(lane)).held or 0 for lane in lanes_of(queue)])
-            # To a database one is held until the settlement of its handler has arrived.
-            most.append(held - consumer.concurrency if mq.capabilities.durable else held)
+            most.append(sum([(await mq.depth(lane)).held or 0 for lane in lanes_of(queue)]))
         await asyncio.sleep(0.02)
 
 

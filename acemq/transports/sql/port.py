@@ -451,7 +451,12 @@ class SqlTransport:
         self._check_loop(running)
         results = [self._order(item) for item in batch]
         orders = [told for told in results if isinstance(told, Order)]
-        answers = iter(await self._told(running, orders) if orders else ())
+        try:
+            answers = iter(await self._told(running, orders) if orders else ())
+        finally:
+            for item, told in zip(batch, results, strict=True):
+                if isinstance(told, Order):
+                    receipt_of(item.delivery).holder.left()
         settled: list[Settled] = []
         for item, told in zip(batch, results, strict=True):
             if not isinstance(told, Order):
@@ -473,7 +478,7 @@ class SqlTransport:
             log.warning("settling %s of %r: %s", item.delivery.message_id, item.delivery.queue, error)
             return Settled.FAILED
         receipt.gone = True
-        receipt.holder.let_go(receipt)
+        receipt.holder.leave(receipt)
         return told
 
     async def _told(self, running: Running, orders: list[Order]) -> Sequence[Settled]:

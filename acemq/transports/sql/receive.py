@@ -44,10 +44,21 @@ class Holder:
     def __init__(self) -> None:
         self.held: dict[int, Delivery] = {}
         """By row."""
+        self.leaving = 0
+        """Settled here, and not yet in the database: to whoever looks there they are out."""
 
     def let_go(self, receipt: Receipt) -> None:
-        """One is settled."""
+        """One is not ours any more."""
         self.held.pop(receipt.seq, None)
+
+    def leave(self, receipt: Receipt) -> None:
+        """The settlement of one is on its way."""
+        self.held.pop(receipt.seq, None)
+        self.leaving += 1
+
+    def left(self) -> None:
+        """It has arrived, or will not."""
+        self.leaving -= 1
 
 
 class Subscription(Holder):
@@ -174,6 +185,10 @@ class Subscription(Holder):
         super().let_go(receipt)
         self.bell.ring()
 
+    def left(self) -> None:
+        super().left()
+        self.bell.ring()
+
     def registered(self, *, gap: bool = False) -> None:
         """The topology is known anew, or the link is: see whether the queue is still there."""
         if self._closed:
@@ -247,7 +262,7 @@ class Subscription(Holder):
             return
         if self.exclusive is not None and self.place is not None and not self._stopped:
             await self._hold_on(self.place)
-        room = min(self._prefetch - len(self.held), MOST)
+        room = min(self._prefetch - len(self.held) - self.leaving, MOST)
         if self._phase is not SubscriptionPhase.ACTIVE or self._paused or self._stopped or room <= 0:
             await self.bell.heard(self._until_lapse(self._rest()))
             return
