@@ -151,7 +151,7 @@ class Outbound:
             raise error
         if not exchange:
             self._sent(routing_key)
-        return _receipt(outgoing, took)
+        return _receipt(outgoing, timedelta(seconds=took))
 
     async def publish_many(
         self, exchange: str, routing_key: str, payloads: Iterable[object], options: PublishOptions | None = None
@@ -316,6 +316,7 @@ class Outbound:
                 end_span(span, "failed")
             raise
         took = time.perf_counter() - began
+        lasted, watched = timedelta(seconds=took), self._telemetry.metering or bool(spans)
         ended: list[Receipt | Exception] = []
         for draft in window:
             if isinstance(draft, Exception):
@@ -323,10 +324,11 @@ class Outbound:
                 continue
             answer = next(answers)
             error = None if answer.outcome is Published.ROUTED else publish_error(answer, draft)
-            self._count(draft, error.outcome if error else "confirmed", took, spans.get(id(draft)), error)
+            if watched:
+                self._count(draft, error.outcome if error else "confirmed", took, spans.get(id(draft)), error)
             if error is None and not draft.exchange:
                 self._sent(draft.routing_key)
-            ended.append(error or _receipt(draft, took))
+            ended.append(error or _receipt(draft, lasted))
         return ended
 
     # Drafts: what passes through hooks, and batches of mixed destinations
@@ -392,7 +394,7 @@ class Outbound:
             raise error
         if not outgoing.exchange:
             self._sent(outgoing.routing_key)
-        receipt = _receipt(outgoing, took)
+        receipt = _receipt(outgoing, timedelta(seconds=took))
         await passing.tell(receipt)
         return receipt
 
@@ -567,11 +569,11 @@ def all_through(results: list[Receipt | Exception]) -> list[Receipt]:
     return [result for result in results if isinstance(result, Receipt)]
 
 
-def _receipt(outgoing: Outgoing, took: float) -> Receipt:
+def _receipt(outgoing: Outgoing, took: timedelta) -> Receipt:
     return Receipt(
         outgoing.message_id,
         outgoing.exchange,
         outgoing.routing_key,
         True if outgoing.mandatory else None,
-        timedelta(seconds=took),
+        took,
     )

@@ -370,7 +370,8 @@ class File(Database):
 
         def begin(connection: sa.Connection) -> None:
             # A transaction that begins by reading and then writes fails at once where another one writes.
-            connection.exec_driver_sql("BEGIN" if self._reading else "BEGIN IMMEDIATE")
+            file: Any = connection.connection.driver_connection
+            file.execute("BEGIN" if self._reading else "BEGIN IMMEDIATE").close()
 
         event.listen(self._engine, "connect", connected)
         event.listen(self._engine, "begin", begin)
@@ -381,13 +382,8 @@ class File(Database):
         connection, self._reading = self._connection, reading
         if connection is None:
             raise sqlite3.InterfaceError("the file is closed")
-        try:
-            done = work(connection)
-            connection.commit()
-            return done
-        except BaseException:
-            connection.rollback()
-            raise
+        with connection.begin():
+            return work(connection)
 
     def _shut(self) -> None:
         connection, engine, self._connection, self._engine = self._connection, self._engine, None, None

@@ -175,6 +175,10 @@ class Tables(msgspec.Struct, frozen=True):
         return text
 
 
+Row = Sequence[Any]
+"""Values in the order in which the statement names them."""
+
+
 class Statements:
     """The statements of one dialect on tables of this name, each compiled once: `statements["claim"]`."""
 
@@ -198,6 +202,12 @@ class Statements:
             spoken = str(self._made[name].compile(dialect=connection.dialect))
             self._spoken[name, connection.dialect.paramstyle] = spoken
         connection.exec_driver_sql(spoken, list(rows))
+
+    def fetch(self, connection: sa.Connection, name: str, given: Mapping[str, object]) -> list[Row]:
+        """All rows of a statement on a file, as the driver has them: SQLAlchemy would make an object of each."""
+        file: Any = connection.connection.driver_connection
+        rows: list[Row] = file.execute(self._made[name].text, given).fetchall()
+        return rows
 
 
 def _text(sql: str) -> sa.TextClause:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import timedelta
@@ -451,12 +452,12 @@ class SqlTransport:
         self._check_loop(running)
         results = [self._order(item) for item in batch]
         orders = [told for told in results if isinstance(told, Order)]
+        leaving = [item.delivery for item, told in zip(batch, results, strict=True) if isinstance(told, Order)]
         try:
             answers = iter(await self._told(running, orders) if orders else ())
         finally:
-            for item, told in zip(batch, results, strict=True):
-                if isinstance(told, Order):
-                    receipt_of(item.delivery).holder.left()
+            for holder, count in Counter(receipt_of(each).holder for each in leaving).items():
+                holder.left(count)
         settled: list[Settled] = []
         for item, told in zip(batch, results, strict=True):
             if not isinstance(told, Order):
@@ -521,7 +522,7 @@ class SqlTransport:
             ]
         for each in asked:
             if each.seq in renewed:
-                each.until = until
+                each.holder.prolong(each, until)
             elif not each.gone:
                 each.gone = True
                 each.holder.let_go(each)

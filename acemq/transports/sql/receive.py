@@ -51,14 +51,18 @@ class Holder:
         """One is not ours any more."""
         self.held.pop(receipt.seq, None)
 
+    def prolong(self, receipt: Receipt, until: float) -> None:
+        """Its lease ends then: later than before, or sooner."""
+        receipt.until = until
+
     def leave(self, receipt: Receipt) -> None:
         """The settlement of one is on its way."""
         self.held.pop(receipt.seq, None)
         self.leaving += 1
 
-    def left(self) -> None:
-        """It has arrived, or will not."""
-        self.leaving -= 1
+    def left(self, count: int) -> None:
+        """So many have arrived, or will not."""
+        self.leaving -= count
 
 
 class Subscription(Holder):
@@ -99,6 +103,8 @@ class Subscription(Holder):
         self._likely = False
         """The last look has found something, and so may the next."""
         self._told: SubscriptionPhase | None = None
+        self._lapses_at = float("inf")
+        """No lease of what is held ends before. Some end later, and what was settled need not be counted off here."""
 
     @property
     def queue(self) -> str:
@@ -185,8 +191,12 @@ class Subscription(Holder):
         super().let_go(receipt)
         self.bell.ring()
 
-    def left(self) -> None:
-        super().left()
+    def prolong(self, receipt: Receipt, until: float) -> None:
+        super().prolong(receipt, until)
+        self._lapses_at = min(self._lapses_at, until)
+
+    def left(self, count: int) -> None:
+        super().left(count)
         self.bell.ring()
 
     def registered(self, *, gap: bool = False) -> None:
@@ -319,6 +329,7 @@ class Subscription(Holder):
     def _hand(self, deliveries: list[Delivery]) -> None:
         for delivery in deliveries:
             self.held[receipt_of(delivery).seq] = delivery
+        self._lapses_at = min(self._lapses_at, receipt_of(deliveries[0]).until)
         self._tell(self._sink.deliver, deliveries)
 
     def _tell(self, call: Callable[..., None], *what: object) -> None:
@@ -345,14 +356,17 @@ class Subscription(Holder):
     def _until_lapse(self, wait: float | None) -> float | None:
         if not self.held:
             return wait
-        first = min(receipt_of(delivery).until for delivery in self.held.values()) - self._clock.monotonic() + 0.001
+        first = self._lapses_at - self._clock.monotonic() + 0.001
         return max(first if wait is None else min(wait, first), 0.001)
 
     def _drop_lapsed(self) -> None:
         now = self._clock.monotonic()
+        if now < self._lapses_at:
+            return  # without a look at each of them at every turn
         lapsed = [delivery for delivery in self.held.values() if receipt_of(delivery).until <= now]
         if lapsed:
             self._lose(lapsed, LostBy.LEASE)
+        self._lapses_at = min((receipt_of(delivery).until for delivery in self.held.values()), default=float("inf"))
 
     def _lose(self, lost: list[Delivery], by: LostBy) -> None:
         for delivery in lost:

@@ -34,8 +34,9 @@ from acemq.transport import (
 
 from . import sweeping, topology
 from .bell import Bell
-from .claim import Claim, Row, Taken, claim, delivery, look
+from .claim import Claim, Taken, claim, delivery, look
 from .database import Database, File, said
+from .dialects import Row
 from .gather import Gathering
 from .link import Link
 from .publish import Notice, Prepared, portions, write

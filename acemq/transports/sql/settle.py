@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import defaultdict
 from collections.abc import Sequence
 from datetime import timedelta
@@ -19,17 +18,18 @@ from .dialects import Dialect, Statements
 _MICROSECOND = timedelta(microseconds=1)
 
 
-class Receipt:
+class Receipt(msgspec.Struct, eq=False):
     """Where a delivery is settled, and who counts it as held."""
 
-    __slots__ = ("gone", "holder", "place", "seq", "stale", "token", "until")
-
-    def __init__(self, seq: int, token: int, place: int, holder: Any, until: float) -> None:
-        self.seq, self.token, self.place, self.holder, self.until = seq, token, place, holder, until
-        self.gone = False
-        """Settled, or lost."""
-        self.stale = False
-        """That it came too late was said."""
+    seq: int
+    token: int
+    place: int
+    holder: Any
+    until: float
+    gone: bool = False
+    """Settled, or lost."""
+    stale: bool = False
+    """That it came too late was said."""
 
 
 class Order(msgspec.Struct, frozen=True):
@@ -70,8 +70,8 @@ def settle(
     accepted = all(each.delay is None for each in orders)
     if accepted and dialect.name == "sqlite":
         # A list as one text, so that the statement is the same however long it is.
-        told = {"told": json.dumps({each.seq: each.token for each in orders})}
-        return set(connection.execute(statements["remove_ours"], told).scalars())
+        told = {"told": msgspec.json.encode({each.seq: each.token for each in orders}).decode()}
+        return {row[0] for row in statements.fetch(connection, "remove_ours", told)}
     if accepted:
         pairs = {"seqs": [each.seq for each in orders], "pairs": [(each.seq, each.token) for each in orders]}
         if connection.execute(statements["remove_ours"], pairs).rowcount == len(orders):
