@@ -371,6 +371,8 @@ class File(Database):
         def begin(connection: sa.Connection) -> None:
             # A transaction that begins by reading and then writes fails at once where another one writes.
             file: Any = connection.connection.driver_connection
+            if file.in_transaction:
+                file.rollback()  # its commit has failed, after which SQLAlchemy leaves it as it is
             file.execute("BEGIN" if self._reading else "BEGIN IMMEDIATE").close()
 
         event.listen(self._engine, "connect", connected)

@@ -204,10 +204,12 @@ class Statements:
         connection.exec_driver_sql(spoken, list(rows))
 
     def fetch(self, connection: sa.Connection, name: str, given: Mapping[str, object]) -> list[Row]:
-        """All rows of a statement on a file, as the driver has them: SQLAlchemy would make an object of each."""
-        file: Any = connection.connection.driver_connection
-        rows: list[Row] = file.execute(self._made[name].text, given).fetchall()
-        return rows
+        """All rows of a statement on a file, as the driver has them: SQLAlchemy would make an object of each one."""
+        done = connection.exec_driver_sql(self._made[name].text, given)
+        assert done.cursor is not None
+        rows = done.cursor.fetchall()
+        done.close()
+        return list(rows)
 
 
 def _text(sql: str) -> sa.TextClause:

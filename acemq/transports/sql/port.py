@@ -452,11 +452,15 @@ class SqlTransport:
         self._check_loop(running)
         results = [self._order(item) for item in batch]
         orders = [told for told in results if isinstance(told, Order)]
-        leaving = [item.delivery for item, told in zip(batch, results, strict=True) if isinstance(told, Order)]
+        leaving = [
+            receipt_of(item.delivery) for item, told in zip(batch, results, strict=True) if isinstance(told, Order)
+        ]
+        for receipt in leaving:
+            receipt.holder.leave(receipt)
         try:
             answers = iter(await self._told(running, orders) if orders else ())
         finally:
-            for holder, count in Counter(receipt_of(each).holder for each in leaving).items():
+            for holder, count in Counter(receipt.holder for receipt in leaving).items():
                 holder.left(count)
         settled: list[Settled] = []
         for item, told in zip(batch, results, strict=True):
@@ -479,7 +483,6 @@ class SqlTransport:
             log.warning("settling %s of %r: %s", item.delivery.message_id, item.delivery.queue, error)
             return Settled.FAILED
         receipt.gone = True
-        receipt.holder.leave(receipt)
         return told
 
     async def _told(self, running: Running, orders: list[Order]) -> Sequence[Settled]:

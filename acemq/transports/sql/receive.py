@@ -61,7 +61,7 @@ class Holder:
         self.leaving += 1
 
     def left(self, count: int) -> None:
-        """So many have arrived, or will not."""
+        """So many have arrived, or nobody waits for that any more."""
         self.leaving -= count
 
 
