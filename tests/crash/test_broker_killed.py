@@ -20,7 +20,7 @@ from tests.crash import census
 from tests.crash.process import Workers
 from tests.crash.worker import Job, Watched
 from tests.foreign.client import Foreign
-from tests.services import LocalRabbitMQ, RabbitMQ
+from tests.services import RIPE, LocalRabbitMQ, RabbitMQ
 from tests.waiting import QUICK, until
 
 log = logging.getLogger(__name__)
@@ -29,8 +29,6 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(150)]
 
 Kind = Literal["classic", "quorum"]
 KINDS: tuple[Kind, Kind] = ("classic", "quorum")
-RIPE = 2.5
-"""Seconds after which a new quorum queue survives the death of its broker."""
 
 
 @pytest.fixture(scope="module")

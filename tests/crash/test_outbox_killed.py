@@ -18,6 +18,7 @@ from tests.conftest import StartRabbitMQ
 from tests.crash.conftest import remove
 from tests.crash.database import Kept
 from tests.crash.process import Workers
+from tests.services import RIPE
 from tests.stores.places import Sql, place_at, url_for
 from tests.waiting import until, until_async
 
@@ -219,6 +220,7 @@ async def test_m091_a_broker_that_was_away_costs_no_record_an_attempt(
     async with acemq.connect(server.url) as mq:
         await mq.declare(Topology().queue(name, type="classic"))
         async with mq.outbox(DbOutboxStore(place.engine)).relay(interval=timedelta(milliseconds=100)) as relay:
+            await asyncio.sleep(RIPE)
             await asyncio.to_thread(server.kill)
             await until(lambda: relay.state is RelayState.HELD_UP)
             sweeps = relay.counters.sweeps

@@ -33,7 +33,7 @@ from tests.conftest import StartRabbitMQ
 from tests.proxy import Proxy
 from tests.rabbitmq.conftest import Declare, Dial
 from tests.rabbitmq.kit import Recorder, drain, fill, out, send, settle, until, until_depth
-from tests.services import RabbitMQ
+from tests.services import RIPE, RabbitMQ
 
 ACTIVE, RECOVERING = SubscriptionPhase.ACTIVE, SubscriptionPhase.RECOVERING
 
@@ -372,6 +372,7 @@ async def test_three_subscriptions_that_nobody_holds_return_after_the_server_was
         await broker.apply(Topology().queue(queue, type="classic"), ApplyMode.CREATE)
         await broker.subscribe(queue, sink, prefetch=20, options={"name": f"tag of {queue}"})
     gc.collect()
+    await asyncio.sleep(RIPE)
     await asyncio.to_thread(server.kill)
     await until(lambda: broker.state.phase is Phase.RECONNECTING, "the loss is noticed")
     await asyncio.to_thread(server.start)

@@ -13,10 +13,11 @@ which it was started here. All calls block; in a coroutine use `asyncio.to_threa
 from __future__ import annotations
 
 from tests.services.databases import Database, LocalDatabase, MariaDB, PostgreSQL
-from tests.services.rabbitmq import LocalRabbitMQ, RabbitMQ, Setting
+from tests.services.rabbitmq import RIPE, LocalRabbitMQ, RabbitMQ, Setting
 from tests.services.server import CannotBeHad, LocalServer, Server, free_ports, install, nearest
 
 __all__ = [
+    "RIPE",
     "CannotBeHad",
     "Database",
     "LocalDatabase",

@@ -21,6 +21,9 @@ from tests.services.server import LOOPBACK, CannotBeHad, LocalServer, Server, fr
 
 Setting = bool | int | str | timedelta
 
+RIPE = 2.5
+"""Seconds after which a new queue survives the death of its broker: a node writes the table of its queues late."""
+
 
 class RabbitMQ(Server):
     """A RabbitMQ node of one's own, user `guest`, with a password that no other text has in it."""
