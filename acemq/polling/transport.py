@@ -319,8 +319,7 @@ class PollingTransport(ABC):
     async def settle(self, batch: Sequence[Settlement]) -> Sequence[Settled]:
         self._check_loop()
         answers: dict[int, Settled] = {}
-        gone: list[Delivery] = []
-        back: list[Delivery] = []
+        orders: dict[bool, list[Delivery]] = {}
         for number, each in enumerate(batch):
             if each.delivery not in self._holders:
                 answers[number] = self._too_late(each)
@@ -328,24 +327,27 @@ class PollingTransport(ABC):
                 log.error("%s: a requeue neither waits nor rewrites; the delivery stays held", self.endpoint)
                 answers[number] = Settled.FAILED
             else:
-                (back if each.verb is Verb.REQUEUE else gone).append(each.delivery)
+                orders.setdefault(each.verb is Verb.REQUEUE, []).append(each.delivery)
                 self._let_go(each.delivery)
-        # Both begin now, so that whoever stops waiting leaves nothing behind that nobody will settle.
-        removing = self._in_task(self._settled(self.remove, gone))
-        returning = self._in_task(self._settled(self.put_back, back))
-        await asyncio.wait({removing, returning}, timeout=ANSWER_LIMIT.total_seconds())
-        self._look()
+        # All begins now, so that whoever stops waiting leaves nothing behind that nobody will settle.
+        settling = {
+            returns: self._in_task(self._settled(self.put_back if returns else self.remove, deliveries))
+            for returns, deliveries in orders.items()
+        }
+        if settling:
+            await asyncio.wait(settling.values(), timeout=ANSWER_LIMIT.total_seconds())
+            self._look()
         for number, each in enumerate(batch):
-            task = returning if each.verb is Verb.REQUEUE else removing
-            answers.setdefault(number, task.result() if task.done() else Settled.FAILED)
+            if number not in answers:
+                task = settling[each.verb is Verb.REQUEUE]
+                answers[number] = task.result() if task.done() else Settled.FAILED
         return [answers[number] for number in range(len(batch))]
 
     async def _settled(
         self, verb: Callable[[Sequence[Delivery]], Coroutine[Any, Any, None]], deliveries: Sequence[Delivery]
     ) -> Settled:
         try:
-            if deliveries:
-                await verb(deliveries)
+            await verb(deliveries)
         except Exception as error:
             log.warning(
                 "%s: %d settlements failed (%s); these come again", self.endpoint, len(deliveries), _said(error)
