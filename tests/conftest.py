@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import re
 import secrets
+import signal
 from collections.abc import AsyncIterator, Callable, Generator, Iterator
 from contextlib import ExitStack, suppress
 from typing import Protocol, TypeVar
@@ -24,6 +25,10 @@ pytest_plugins = [
     "acemq.testing.conformance.plugin",  # where acemq is installed, pytest finds it by itself
     "tests.wire.counting",
 ]
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # Run in the background of a shell; the programs that tests start and interrupt would ignore it as well.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 S = TypeVar("S", bound=Server)
 

@@ -48,7 +48,9 @@ async def demo(url: str, data: Path, limit: timedelta) -> None:
     with closing(Logbook(database and log_of(database))) as logbook:
         desk = Desk(airports, logbook.note)
         logbook.read_into(desk)
-        async with acemq.connect(url, name="flights-demo") as mq:
+        # Whoever writes in a file has it alone: while departures are sent, a step may have to wait its turn.
+        patient = timedelta(minutes=1)
+        async with acemq.connect(url, name="flights-demo", publish_timeout=patient) as mq:
             # What cannot be parsed, or is not in the table, would fail again: that goes to the dead letters at once.
             retry = RetryPolicy.fixed(3, timedelta(seconds=1)).except_for(UnknownAirport)
             flights = (

@@ -53,7 +53,7 @@ def orders(ops: BlockingMQ, name: str) -> Iterator[str]:
         ops.delete(each)
 
 
-def waits_until(condition: Callable[[], bool], within: float = 10) -> None:
+def waits_until(condition: Callable[[], bool], within: float = 30) -> None:
     asyncio.run(until(condition, within=within))
 
 

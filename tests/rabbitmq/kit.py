@@ -58,7 +58,7 @@ class Recorder:
         self.phases.append(state.phase)
         self.state = state
 
-    async def has(self, count: int, within: float = 10.0) -> None:
+    async def has(self, count: int, within: float = 30.0) -> None:
         """Return once so many deliveries have come."""
         await until(lambda: len(self.got) >= count, f"{count} deliveries", within)
 
@@ -93,7 +93,7 @@ async def drain(transport: Transport, queue: str) -> list[Delivery]:
     return out
 
 
-async def until(condition: Callable[[], object], what: str, within: float = 10.0) -> None:
+async def until(condition: Callable[[], object], what: str, within: float = 30.0) -> None:
     try:
         async with asyncio.timeout(within):
             while not condition():
@@ -102,7 +102,7 @@ async def until(condition: Callable[[], object], what: str, within: float = 10.0
         raise AssertionError(f"not within {within:g} s: {what}") from None
 
 
-async def until_depth(transport: Transport, queue: str, ready: int, within: float = 10.0) -> None:
+async def until_depth(transport: Transport, queue: str, ready: int, within: float = 30.0) -> None:
     found = -1
     try:
         async with asyncio.timeout(within):

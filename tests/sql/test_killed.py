@@ -87,7 +87,8 @@ async def test_t022_a_consumer_killed_at_each_step_loses_nothing(mq: AceMQ, url:
 
 async def test_t024_a_consumer_asleep_through_its_lease_settles_nothing(mq: AceMQ, url: str, record: Record) -> None:
     await mq.send_many("q", range(5))
-    sleeper = Worker(with_lease(url), record.path, hold=1)
+    # Long enough to be stopped within, on a machine as busy as it may be.
+    sleeper = Worker(with_lease(url), record.path, hold=10)
     others: list[Worker] = []
     with discarded([sleeper, *others]):
         await asyncio.to_thread(sleeper.await_ready)

@@ -47,7 +47,7 @@ async def client(proxy: Proxy) -> AsyncGenerator[Streams]:
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         while not condition():
             await asyncio.sleep(0.005)
 
@@ -156,7 +156,7 @@ async def test_cut_after_lets_exactly_so_many_bytes_through(proxy: Proxy, way: W
         assert await reader.readexactly(4) == b"ping"
         assert not cut.is_set()
         writer.write(b"pong")
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             await cut.wait()
         assert proxy.passed[way] == 6
         if way == "to_client":
