@@ -223,7 +223,7 @@ class Codecs:
 
     def _writer(self, payload: object, content_type: str | None) -> tuple[AnyCodec | None, str]:
         """What writes it, and the content type to be; `None` for bytes, which are their own body."""
-        if isinstance(payload, bytes | bytearray | memoryview):
+        if isinstance(payload, (bytes, bytearray, memoryview)):  # a tuple: three times as fast as a union
             label = content_type or OCTETS
             return (None, label) if self._wrapping is None else (self._write, self._wrapping.label(label))
         if content_type is None:
@@ -274,7 +274,7 @@ def _wraps(kind: type[AnyCodec]) -> bool:
 
 def _at_once(made: Any) -> Any:
     """What a codec made, which cannot be waited for here."""
-    if inspect.iscoroutine(made):
+    if type(made) is not bytes and inspect.iscoroutine(made):
         made.close()
         raise ConfigurationError("this codec has to be awaited, and is used where nothing awaits it")
     return made

@@ -187,6 +187,7 @@ _JSON = msgspec.json.Encoder()
 _READ_JSON = msgspec.json.Decoder(dict[str, Any])
 _PLAIN = frozenset({str, int, bool, type(None)})
 """What JSON holds as it is."""
+_OF_EVERY_MESSAGE = frozenset({ID, TYPE, VERSION, CORRELATION, CAUSATION, ATTEMPT, FIRST_SEEN, ORIGIN})
 
 
 def to_text(headers: Headers) -> str:
@@ -200,7 +201,8 @@ def to_text(headers: Headers) -> str:
     for name, value in headers.items():
         # What is written for every message is short ASCII and small numbers: `check` is for the rest.
         is_usual = value.isascii() if type(value) is str else type(value) is int and -(2**63) <= value < 2**63
-        if not is_usual or not name.isascii() or not 1 <= len(name) <= NAME_LIMIT:
+        is_name = name in _OF_EVERY_MESSAGE or (name.isascii() and 1 <= len(name) <= NAME_LIMIT)
+        if not is_usual or not is_name:
             check(name, value)
             if type(value) not in _PLAIN:
                 spelled = cast("Headers", {each: _spell(given) for each, given in headers.items()})

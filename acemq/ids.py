@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 _POOL_BYTES = 4096
-_VARIANT = "89ab"
+_VARIANT = {digit: "89ab"[int(digit, 16) & 3] for digit in "0123456789abcdef"}
 
 _pool = ""
 _at = 0
@@ -18,7 +18,7 @@ def new_id() -> str:
         _pool, _at = os.urandom(_POOL_BYTES).hex(), 0
     h = _pool[_at : _at + 32]
     _at += 32
-    return f"{h[:8]}-{h[8:12]}-4{h[13:16]}-{_VARIANT[int(h[16], 16) & 3]}{h[17:20]}-{h[20:]}"
+    return f"{h[:8]}-{h[8:12]}-4{h[13:16]}-{_VARIANT[h[16]]}{h[17:20]}-{h[20:]}"
 
 
 def _forget_pool() -> None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable, Iterator
 from datetime import timedelta
-from typing import cast
+from typing import Any, cast
 
 from acemq import delays, ladder
 from acemq import headers as h
@@ -12,11 +13,11 @@ from acemq.clock import SYSTEM, Clock, check_duration
 from acemq.codec import Codecs
 from acemq.delays import Way
 from acemq.envelope import Envelope, to_millis, write
-from acemq.errors import CapabilityError, ConfigurationError
+from acemq.errors import CapabilityError, ConfigurationError, EncodeError
 from acemq.headers import Headers, HeaderValue
 from acemq.ids import new_id
 from acemq.keywords import check_keywords
-from acemq.message import CURRENT
+from acemq.message import CURRENT, Message
 from acemq.publishing.options import OPTIONS, SAID_BY_ENVELOPE, PublishOptions
 from acemq.topology import SCHEDULE_QUEUE, check_key, check_name, lanes_of
 from acemq.transport import Capabilities, Outgoing, Transport
@@ -51,10 +52,38 @@ class Encoder:
                 # Nothing else is left to refuse: this is what a scheduler sends, much of it.
                 return self._onto_ladder(exchange, routing_key, delay, *(encoded or self.codecs.write(payload)))
             return self._encode_with(exchange, routing_key, payload, options, encoded)
-        body, content_type = self.codecs.write(payload)
+        return self._plain(exchange, routing_key, *self.codecs.write(payload), self._handled())
+
+    def encode_many(
+        self, exchange: str, routing_key: str, payloads: Iterable[object], options: PublishOptions | None = None
+    ) -> Iterator[Outgoing | EncodeError]:
+        """The same for each; what is one for all of them is looked at once.
+
+        What cannot be encoded ends its own message, and not the batch.
+        """
+        if options:
+            for payload in payloads:
+                try:
+                    yield self.encode(exchange, routing_key, payload, options)
+                except EncodeError as error:
+                    yield error
+            return
+        check_place(exchange, routing_key)
+        write, handled = self.codecs.write, self._handled()
+        for payload in payloads:
+            try:
+                yield self._plain(exchange, routing_key, *write(payload), handled)
+            except EncodeError as error:
+                yield error
+
+    def _handled(self) -> Message[Any] | None:
+        return CURRENT.get() if self.correlate else None
+
+    def _plain(
+        self, exchange: str, routing_key: str, body: bytes, content_type: str, handled: Message[Any] | None
+    ) -> Outgoing:
         identity = new_id()
         correlation, causation = identity, None
-        handled = CURRENT.get() if self.correlate else None
         if handled is not None:
             correlation, causation = handled.correlation_id, handled.id
         return Outgoing(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from datetime import timedelta
 from itertools import islice
 from typing import TYPE_CHECKING, cast
@@ -25,7 +25,6 @@ from acemq.errors import (
     CapabilityError,
     ClosedError,
     ConfigurationError,
-    EncodeError,
     LoopError,
     PublishingPausedError,
     PublishRefusedError,
@@ -183,7 +182,7 @@ class Outbound:
             if way in (Way.LADDER, Way.HOPS):
                 await self._lay_ladder()
         results: list[Receipt | Exception] = []
-        drafts = self._drafts(exchange, routing_key, payloads, options)
+        drafts = self.encoder.encode_many(exchange, routing_key, payloads, options)
         while True:
             # The permits come first: no payload is taken from the caller's iterable before there is room for it.
             taken, refusal = await self._room(WINDOW, within)
@@ -224,7 +223,7 @@ class Outbound:
             return all_through(results)
         within = options.get("timeout", self.timeout)
         routing_key, options = await self._into_lane(exchange, routing_key, options, within)
-        drafts = self._drafts(exchange, routing_key, payloads, options)
+        drafts = self.encoder.encode_many(exchange, routing_key, payloads, options)
         while window := list(islice(drafts, WINDOW)):
             results.extend(await self._publish_window(window, within, transaction=transaction))
         return all_through(results)
@@ -276,15 +275,6 @@ class Outbound:
             return 0, refusal
         taken = await self.permits.take_some(most, within)
         return taken, None if taken else port.TimedOut(self.permits.shortage(within))
-
-    def _drafts(
-        self, exchange: str, routing_key: str, payloads: Iterable[object], options: PublishOptions | None
-    ) -> Iterator[Outgoing | EncodeError]:
-        for payload in payloads:
-            try:
-                yield self.encoder.encode(exchange, routing_key, payload, options)
-            except EncodeError as error:
-                yield error  # it ends this message, and not the batch
 
     def _refuse(self, window: Sequence[Outgoing | Exception], why: AcemqError) -> list[Receipt | Exception]:
         refused = PublishResult(Published.REFUSED, why)

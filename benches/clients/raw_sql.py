@@ -80,16 +80,15 @@ async def send(task: Task) -> Figures:
     if task.url.startswith("sqlite"):
         return send_to_file(task, sample)
     connection = await asyncpg.connect(task.url)
-    publish, count = Spoken(connection, "publish"), task.batch
+    publish, count = Spoken(connection, "publish_each"), task.batch
 
     async def batch() -> None:
         await publish(
             bodies=[_encode(order) for order in orders(count, task.size)],
             headers=[sample.headers] * count,
-            properties=[sample.properties] * count,
-            exchanges=[""] * count,
-            keys=[task.queue] * count,
-            numbers=[],
+            properties=[sample.properties],
+            exchanges=[""],
+            keys=[task.queue],
             queues=[sample.queue] * count,
             ranks=[],
             delays=[],

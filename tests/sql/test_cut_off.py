@@ -54,7 +54,7 @@ async def test_t030_of_a_fan_out_that_is_killed_every_queue_has_a_message_or_non
         await asyncio.gather(*(publisher.wait() for publisher in publishers))
     scheme, _, rest = url.partition("?")[0].partition("://")
     engine = create_async_engine(f"{_ASYNC[scheme]}://{rest}")
-    of_each = "SELECT count(*) AS copies FROM acemq_message GROUP BY properties"
+    of_each = "SELECT count(*) AS copies FROM acemq_message GROUP BY headers"
     async with engine.connect() as connection:
         found: Any = await connection.exec_driver_sql(
             f"SELECT copies, count(*) FROM ({of_each}) AS each_one GROUP BY copies"
@@ -105,7 +105,11 @@ def what_is_in(path: Path) -> set[str]:
     with engine.connect() as connection:
         assert connection.exec_driver_sql("PRAGMA integrity_check").scalar() == "ok"
         connection.exec_driver_sql("PRAGMA wal_checkpoint(TRUNCATE)")
-        found = connection.exec_driver_sql("SELECT json_extract(properties, '$.id') FROM acemq_message").scalars().all()
+        found = (
+            connection.exec_driver_sql("SELECT json_extract(headers, '$.\"x-acemq-id\"') FROM acemq_message")
+            .scalars()
+            .all()
+        )
     engine.dispose()
     wal = path.with_name(f"{path.name}-wal")
     assert not wal.exists() or wal.stat().st_size <= 64 * 2**20

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import sqlalchemy as sa
 
-from acemq.headers import NONE, Headers, from_text
+from acemq.headers import ID, NONE, Headers, from_text
 from acemq.transport import Delivery
 
 from .dialects import Dialect, Row, Statements, text_of
@@ -189,6 +189,11 @@ def look(connection: sa.Connection, now: int, statements: Statements, queue: int
     return Taken([], text_of(topology), None if due_in is None else due_in / 1_000_000)
 
 
+def _id_in(headers: Headers) -> str | None:
+    found = headers.get(ID)
+    return found if isinstance(found, str) else None
+
+
 def delivery(row: Row, queue: str, place: int, holder: Any, lease_until: float) -> Delivery:
     seq, token, _, enqueued_at, exchange, routing_key, headers_text, properties_text, body, _ = row
     fault = None
@@ -203,7 +208,7 @@ def delivery(row: Row, queue: str, place: int, holder: Any, lease_until: float) 
         queue=queue,
         body=body,
         headers=headers,
-        message_id=told.message_id,
+        message_id=told.message_id or _id_in(headers),
         content_type=told.content_type,
         exchange=exchange if type(exchange) is str else text_of(exchange),
         routing_key=routing_key if type(routing_key) is str else text_of(routing_key),

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from datetime import timedelta
+from functools import lru_cache
 from typing import Any, TypeVar
 
 import msgspec
 import sqlalchemy as sa
 
 from acemq.errors import AcemqError, CapabilityError, ConfigurationError
-from acemq.headers import to_text
+from acemq.headers import ID, to_text
 from acemq.topology import check_key
 from acemq.transport import (
     ROUTED,
@@ -38,10 +39,11 @@ BATCH_BYTES = 16 * 1024 * 1024
 BATCH_ROWS = 1_000
 
 
-class Properties(msgspec.Struct, omit_defaults=True, rename={"message_id": "id", "content_type": "type"}):
-    """What is no header, in one column."""
+class Properties(msgspec.Struct, frozen=True, omit_defaults=True, rename={"message_id": "id", "content_type": "type"}):
+    """What is no header, in one column. Mostly the same text for every message, which is written and read once."""
 
     message_id: str | None = None
+    """Left out where a header has it."""
     content_type: str | None = None
     reply_to: str | None = None
     priority: int | None = None
@@ -50,8 +52,18 @@ class Properties(msgspec.Struct, omit_defaults=True, rename={"message_id": "id",
     ordering_key: str | None = None
 
 
-_write = msgspec.json.Encoder().encode
-read_properties = msgspec.json.Decoder(Properties).decode
+_encode = msgspec.json.Encoder().encode
+_decode = msgspec.json.Decoder(Properties).decode
+
+
+@lru_cache(maxsize=256)
+def _written(properties: Properties) -> str:
+    return _encode(properties).decode()
+
+
+@lru_cache(maxsize=256)
+def read_properties(text: str | bytes) -> Properties:
+    return _decode(text)
 
 
 class Prepared(msgspec.Struct):
@@ -95,14 +107,16 @@ def prepare(out: Outgoing, limit: int) -> Prepared | PublishResult:
     try:
         headers = to_text(out.headers)
         check_key("routing key", out.routing_key)
-        check_key("exchange", out.exchange)
+        if out.exchange:
+            check_key("exchange", out.exchange)
     except ConfigurationError as error:
         name = next((name for name in out.headers if repr(name[:40]) in str(error)), "")
         return _refused(BadHeader(str(error), name=name))
     expires_in = None if out.expires_in is None else max(out.expires_in // _MICROSECOND, 0)
-    properties = _write(
-        Properties(out.message_id, out.content_type, out.reply_to, out.priority, expires_in, out.ordering_key)
-    ).decode()
+    message_id = None if out.headers.get(ID) == out.message_id else out.message_id
+    properties = _written(
+        Properties(message_id, out.content_type, out.reply_to, out.priority, expires_in, out.ordering_key)
+    )
     beside = headers if headers.isascii() else headers.encode()
     size = len(out.body) + len(beside) + len(properties) + len(out.exchange) + len(out.routing_key)
     if size > limit:
@@ -172,12 +186,14 @@ def _resolve(batch: Sequence[Prepared], routes: Routes) -> tuple[list[PublishRes
     copies: Copies = []
     for number, each in enumerate(batch):
         places = routes.to(each.exchange, each.key)
-        refusal = _refusal(each, places)
-        if refusal is not None:
-            results.append(refusal)
-            continue
+        if not places or each.priority is not None:
+            refusal = _refusal(each, places)
+            if refusal is not None:
+                results.append(refusal)
+                continue
         results.append(ROUTED)
-        copies.extend((number, place) for place in places or ())
+        for place in places or ():
+            copies.append((number, place))
     return results, copies
 
 
@@ -223,13 +239,13 @@ def _put_arrays(
 ) -> bool:
     """One statement and one trip. False: the routes have changed, and nothing was written."""
     numbers = [number for number, _ in copies]
+    one_each = numbers == list(range(len(batch)))
     parameters: dict[str, Any] = {
         "bodies": [each.body for each in batch],
         "headers": [each.headers for each in batch],
-        "properties": [each.properties for each in batch],
-        "exchanges": [each.exchange for each in batch],
-        "keys": [each.key for each in batch],
-        "numbers": [] if numbers == list(range(len(batch))) else [number + 1 for number in numbers],
+        "properties": _once_if_all([each.properties for each in batch]),
+        "exchanges": _once_if_all([each.exchange for each in batch]),
+        "keys": _once_if_all([each.key for each in batch]),
         "queues": [place.id for _, place in copies],
         "ranks": _unless_all([_rank(batch[number], place) for number, place in copies], 0),
         "delays": _unless_all([batch[number].delay for number in numbers], 0),
@@ -239,8 +255,15 @@ def _put_arrays(
         "channel": "" if notice is None else notice.channel,
         "sender": "" if notice is None else notice.sender,
     }
-    written, _ = connection.execute(statements["publish"], parameters).one()
+    if not one_each:
+        parameters["numbers"] = [number + 1 for number in numbers]
+    written, _ = connection.execute(statements["publish_each" if one_each else "publish"], parameters).one()
     return bool(written == len(copies))
+
+
+def _once_if_all(column: list[T]) -> list[T]:
+    """The first alone where it is the same for all of them."""
+    return column[:1] if column.count(column[0]) == len(column) else column
 
 
 def _unless_all(column: list[T], usual: T) -> list[T]:
