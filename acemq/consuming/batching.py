@@ -147,7 +147,7 @@ class BatchConsumer(Consumer):
         return Batch(messages) if messages else self._take()
 
     def _is_fit(self, delivery: Delivery) -> bool:
-        unfit = self._unfit(delivery)
+        unfit = self._admission.unfit(delivery)
         if unfit is not None:
             self._set_aside(unfit, delivery)
         return unfit is None
@@ -157,7 +157,7 @@ class BatchConsumer(Consumer):
     async def _handle(self, work: Any, task: asyncio.Task[Any]) -> None:
         batch: Batch[Any] = work
         CURRENT.set(None)  # of this worker, which may have been started from within a handler
-        if self._reader.is_async:
+        if self._admission.waits:
             batch = Batch([message for message in batch if await self._fetch_payload(message)])
             if not batch:
                 return

@@ -16,21 +16,20 @@ from typing import Any, Literal, Self
 from opentelemetry import trace
 from opentelemetry.trace import Span
 
-from acemq import headers as h
 from acemq.ack import ACCEPT, Ack, Verdict
 from acemq.codec import Reader
 from acemq.consuming.accepting import Accepting
+from acemq.consuming.admitting import Admission
 from acemq.consuming.claiming import Claims
 from acemq.consuming.early import Early
-from acemq.consuming.expiring import has_expired
 from acemq.consuming.handling import Call, in_time
 from acemq.consuming.holding import Holding
 from acemq.consuming.lanes import LaneBuffer, Lanes
 from acemq.consuming.moving import GivenBack, Mover
 from acemq.consuming.options import MAX_DELIVERIES, ConsumeOptions
-from acemq.consuming.settling import TABLE, Case, Decision, decide, set_aside
+from acemq.consuming.settling import Case, Decision, decide, set_aside
 from acemq.consuming.suspects import Suspects
-from acemq.errors import ClaimStoreError, ClosedError, DecodeError
+from acemq.errors import ClosedError, DecodeError
 from acemq.interceptors import Around, ConsumeChain, tell_listeners
 from acemq.message import CURRENT, Message
 from acemq.public_errors import made_public
@@ -97,12 +96,11 @@ class Consumer:
         self.stuck: set[object] = set()
         """What handlers have in hand that still run at twice their time limit."""
         self.mover = mover
-        self._call, self._reader, self._around = call, reader, around
+        self._call, self._around = call, around
         self._transport, self._telemetry, self._clock = mover.transport, mover.telemetry, mover.clock
         self._report = mover.report
         self._policy, self._policy_for = mover.policy, options.get("retry_for")
         self._prefetch = prefetch
-        self._expired: Case = Case.EXPIRED_DROPPED if options.get("expired") == "drop" else Case.EXPIRED
         self._handler_timeout = options.get("handler_timeout")
         self.claims = Claims(Idempotency.of(options["idempotency"]), mover) if "idempotency" in options else None
         """Of idempotent handling."""
@@ -119,6 +117,8 @@ class Consumer:
             mover.transport.capabilities_of("queue", queue),
             in_lanes=lanes is not None,
         )
+        drops = options.get("expired") == "drop"
+        self._admission = Admission(reader, self._suspects, mover.clock, drops_expired=drops)
         self._lanes = lanes
         buffer = None if lanes is None else LaneBuffer(lanes, is_suspect=self._suspects.is_one)
         self._holding = Holding(queue, mover.settle, mover.clock, buffer)
@@ -363,7 +363,7 @@ class Consumer:
     async def _handle(self, work: Any, task: asyncio.Task[Any]) -> None:
         delivery: Delivery = work
         message = self._admit(delivery)
-        if message is None or (self._reader.is_async and not await self._fetch_payload(message)):
+        if message is None or (self._admission.waits and not await self._fetch_payload(message)):
             return
         span, began = self._watch(message)
         if self.claims is not None:
@@ -453,27 +453,16 @@ class Consumer:
 
         Where a codec has to be awaited it has no payload yet, and `_fetch_payload` gives it one.
         """
-        admitted = self._examine(delivery)
+        admitted = self._admission.examine(delivery)
         if isinstance(admitted, Message):
             return admitted
         self._set_aside(admitted, delivery)
         return None
 
-    def _examine(self, delivery: Delivery) -> Message[Any] | Decision:
-        """The message for the handler, or why it is not for one."""
-        unfit = self._unfit(delivery)
-        if unfit is not None:
-            return unfit
-        try:
-            payload = None if self._reader.is_async else self._decode(delivery)
-            return Message(payload, delivery, self._clock)
-        except DecodeError as error:
-            return set_aside(Case.UNDECODABLE, error)
-
     async def _fetch_payload(self, message: Message[Any]) -> bool:
         """Give the message its payload. False: it has none, and is set aside, or tried again, beside."""
         delivery = message.delivery
-        failure = await self._fill(message)
+        failure = await self._admission.fill(message)
         if isinstance(failure, DecodeError):
             self._set_aside(set_aside(Case.UNDECODABLE, failure), delivery)
         elif failure is not None:
@@ -484,17 +473,6 @@ class Consumer:
             self._gone.discard(delivery)  # the broker has taken it back meanwhile: it comes again
         return False
 
-    async def _fill(self, message: Message[Any]) -> DecodeError | ClaimStoreError | None:
-        """What keeps the message from having its payload, where a codec has to be awaited for it."""
-        delivery = message.delivery
-        if delivery.fault is not None:
-            return DecodeError(delivery.fault, content_type=delivery.content_type)
-        try:
-            message.fill(await self._reader.read_async(delivery.body, delivery.content_type, message.type))
-        except (DecodeError, ClaimStoreError) as failure:
-            return failure
-        return None
-
     def _set_aside(self, unfit: Decision, delivery: Delivery) -> None:
         message: Message[Any] = Message(None, delivery, self._clock)
         self._settle_beside(unfit, message, self._span_of(message), time.perf_counter())
@@ -504,24 +482,6 @@ class Consumer:
         if not telemetry.tracing:
             return None
         return telemetry.process_span(message.queue, message.envelope, message.wire_headers)
-
-    def _decode(self, delivery: Delivery) -> Any:
-        if delivery.fault is not None:
-            raise DecodeError(delivery.fault, content_type=delivery.content_type)
-        reader = self._reader
-        if reader.by_name:
-            kind = h.text(delivery.headers.get(h.TYPE)) or delivery.routing_key
-            return reader.read(delivery.body, delivery.content_type, kind)
-        return reader.read(delivery.body, delivery.content_type)
-
-    def _unfit(self, delivery: Delivery) -> Decision | None:
-        """Why a delivery is not handed to the handler at all."""
-        if self._suspects.is_over_limit(delivery):
-            return set_aside(Case.DELIVERY_LIMIT, f"{self._suspects.most} deliveries without an outcome")
-        if h.EXPIRES_AT in delivery.headers and has_expired(delivery, self._clock):
-            is_dropped = self._expired is Case.EXPIRED_DROPPED
-            return Decision(row=TABLE[self._expired]) if is_dropped else set_aside(self._expired)
-        return None
 
     async def _answer(
         self,

@@ -231,8 +231,9 @@ class PartitionConsumer(Consumer):
 
     async def _stays(self, delivery: Delivery, task: asyncio.Task[Any]) -> bool:
         """Try it once. True when it has failed and nothing may pass it."""
-        admitted, stand = self._examine(delivery), self._stand
-        failure = await self._fill(admitted) if self._reader.is_async and isinstance(admitted, Message) else None
+        admission, stand = self._admission, self._stand
+        admitted = admission.examine(delivery)
+        failure = await admission.fill(admitted) if admission.waits and isinstance(admitted, Message) else None
         if isinstance(failure, DecodeError):
             admitted = set_aside(Case.UNDECODABLE, failure)
         if isinstance(admitted, Decision):
