@@ -38,19 +38,24 @@ async def until_async(condition: Callable[[], Awaitable[bool]], *, within: float
 
 
 async def at_once(act: Callable[[], Awaitable[T]]) -> T:
-    """What `act` answers within 50 ms, at one of three times: the machine may have been busy with others at one."""
+    """What `act` answers within 50 ms at one of three times, and within a second at each.
+
+    The machine may have been busy with others at one of them.
+    """
     took: list[float] = []
-    for _ in range(3):
+    while len(took) < 3:
         began = time.perf_counter()
         answer = await act()
         took.append(time.perf_counter() - began)
         if took[-1] < 0.05:
             return answer
+        if took[-1] > 1:
+            break
     raise AssertionError(f"not at once: {', '.join(f'{seconds:.3f} s' for seconds in took)}")
 
 
 async def refused_at_once(act: Callable[[], Awaitable[object]], error: type[E]) -> E:
-    """The error that `act` raises within 50 ms."""
+    """The error that `act` raises at once, in the same sense."""
 
     async def refused() -> E:
         with pytest.raises(error) as raised:

@@ -57,10 +57,8 @@ class Encoder:
     def encode_many(
         self, exchange: str, routing_key: str, payloads: Iterable[object], options: PublishOptions | None = None
     ) -> Iterator[Outgoing | EncodeError]:
-        """The same for each; what is one for all of them is looked at once.
-
-        What cannot be encoded ends its own message, and not the batch.
-        """
+        """The same for each. What cannot be encoded ends its own message, and not the batch."""
+        check_place(exchange, routing_key)
         if options:
             for payload in payloads:
                 try:
@@ -68,11 +66,10 @@ class Encoder:
                 except EncodeError as error:
                     yield error
             return
-        check_place(exchange, routing_key)
-        write, handled = self.codecs.write, self._handled()
+        encode_payload, handled = self.codecs.write, self._handled()
         for payload in payloads:
             try:
-                yield self._plain(exchange, routing_key, *write(payload), handled)
+                yield self._plain(exchange, routing_key, *encode_payload(payload), handled)
             except EncodeError as error:
                 yield error
 
@@ -253,8 +250,8 @@ class Encoder:
 
 def check_priority(options: PublishOptions) -> int | None:
     priority = options.get("priority")
-    if priority is not None and not 0 <= priority <= 255:
-        raise ConfigurationError(f"priority={priority} must lie between 0 and 255")
+    if priority is not None and (type(priority) is not int or not 0 <= priority <= 255):
+        raise ConfigurationError(f"priority={priority!r} must be a whole number from 0 to 255")
     return priority
 
 

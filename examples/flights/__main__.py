@@ -49,8 +49,8 @@ async def demo(url: str, data: Path, limit: timedelta) -> None:
         desk = Desk(airports, logbook.note)
         logbook.read_into(desk)
         # Whoever writes in a file has it alone: while departures are sent, a step may have to wait its turn.
-        patient = timedelta(minutes=1)
-        async with acemq.connect(url, name="flights-demo", publish_timeout=patient) as mq:
+        patience = timedelta(seconds=60 if database else 10)
+        async with acemq.connect(url, name="flights-demo", publish_timeout=patience) as mq:
             # What cannot be parsed, or is not in the table, would fail again: that goes to the dead letters at once.
             retry = RetryPolicy.fixed(3, timedelta(seconds=1)).except_for(UnknownAirport)
             flights = (

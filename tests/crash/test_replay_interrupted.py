@@ -153,10 +153,8 @@ async def test_a_target_that_goes_missing_ends_the_run_and_the_rest_is_where_it_
 # The process is interrupted or killed
 
 SCRIPT = """
-import signal
 import sys
 import acemq
-signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where a shell starts the tests in the background
 with acemq.blocking.connect(sys.argv[1]) as mq:
     print(mq.replay(sys.argv[2]).reporting(print).run(limit=300))
 """

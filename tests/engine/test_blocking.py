@@ -377,15 +377,6 @@ def test_closing_is_bounded_though_a_handler_never_ends(url: str, name: str) -> 
                 again.delete(each)
 
 
-@pytest.fixture
-def interruptible() -> Iterator[None]:
-    """A shell that starts the tests in the background has SIGINT ignored."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
-@pytest.mark.usefixtures("interruptible")
 def test_a_keyboard_interrupt_ends_the_call_and_leaves_the_connection_usable(ops: BlockingMQ, orders: str) -> None:
     waiting = threading.Timer(0.2, lambda: os.kill(os.getpid(), signal.SIGINT))
     waiting.start()

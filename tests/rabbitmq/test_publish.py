@@ -291,10 +291,14 @@ async def test_a_blocked_broker_refuses_at_once_with_its_reason_and_is_noticed_f
         await asyncio.to_thread(rabbitmq.set_memory_alarm, True)
         first = asyncio.create_task(send(broker, out(queue), within=timedelta(seconds=2)))
         await until(lambda: broker.state.blocked, "the broker has blocked the connection")
-        (refused,) = await at_once(lambda: send(broker, out(queue)))
-        assert refused.outcome is Published.REFUSED
-        assert isinstance(refused.error, Blocked)
-        assert "memory" in str(refused.error)
+
+        async def refused() -> None:
+            (result,) = await send(broker, out(queue))
+            assert result.outcome is Published.REFUSED
+            assert isinstance(result.error, Blocked)
+            assert "memory" in str(result.error)
+
+        await at_once(refused)
         assert (await first)[0].outcome is Published.FAILED
         # Consuming goes on, and its acknowledgements are read.
         assert await drain(broker, queue)

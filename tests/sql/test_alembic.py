@@ -8,18 +8,11 @@ import pytest
 import sqlalchemy as sa
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
-from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
 import acemq
 from acemq import ConfigurationError, Topology
 from acemq.transports.sql.schema import sql, tables
-
-_ASYNC = {"sqlite": "sqlite+aiosqlite", "postgresql": "postgresql+asyncpg", "mariadb": "mariadb+asyncmy"}
-
-
-def engine_for(url: str) -> AsyncEngine:
-    scheme, _, rest = url.partition("?")[0].partition("://")
-    return create_async_engine(f"{_ASYNC[scheme]}://{rest}")
+from tests.sql.engines import engine_for
 
 
 async def differences(url: str, metadata: sa.MetaData, *statements: str, schema: str | None = None) -> list[Any]:

@@ -11,14 +11,12 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
-from sqlalchemy.ext.asyncio import create_async_engine
 
 import acemq
 from acemq import AceMQ, Topology
+from tests.sql.engines import engine_for
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
-
-_ASYNC = {"sqlite": "sqlite+aiosqlite", "postgresql": "postgresql+asyncpg", "mariadb": "mariadb+asyncmy"}
 
 FANS_OUT = """
 import asyncio, sys, acemq
@@ -52,8 +50,7 @@ async def test_t030_of_a_fan_out_that_is_killed_every_queue_has_a_message_or_non
             await asyncio.sleep(chance.uniform(0, 0.05))
             publisher.kill()
         await asyncio.gather(*(publisher.wait() for publisher in publishers))
-    scheme, _, rest = url.partition("?")[0].partition("://")
-    engine = create_async_engine(f"{_ASYNC[scheme]}://{rest}")
+    engine = engine_for(url)
     of_each = "SELECT count(*) AS copies FROM acemq_message GROUP BY headers"
     async with engine.connect() as connection:
         found: Any = await connection.exec_driver_sql(

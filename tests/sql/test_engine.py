@@ -14,20 +14,14 @@ from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 import acemq
 from acemq import ConfigurationError, ConnectOptions, Credentials, Message, SecurityError, Tls, Topology
 from acemq.transports.sql.port import SqlTransport
+from tests.sql.engines import engine_for
 from tests.waiting import QUICK, until
-
-_ASYNC = {"postgresql": "postgresql+asyncpg", "mariadb": "mariadb+asyncmy"}
 
 
 @pytest.fixture(params=["postgres_url", "mariadb_url"])
 def url(request: pytest.FixtureRequest) -> str:
     found: str = request.getfixturevalue(request.param)
     return found
-
-
-def engine_for(url: str, **options: Any) -> AsyncEngine:
-    scheme, _, rest = url.partition("://")
-    return create_async_engine(f"{_ASYNC[scheme]}://{rest}", **options)
 
 
 @pytest.fixture

@@ -11,6 +11,7 @@ import random
 import signal
 import sqlite3
 import sys
+import time
 from collections import Counter
 from datetime import timedelta
 from pathlib import Path
@@ -87,8 +88,8 @@ async def test_t022_a_consumer_killed_at_each_step_loses_nothing(mq: AceMQ, url:
 
 async def test_t024_a_consumer_asleep_through_its_lease_settles_nothing(mq: AceMQ, url: str, record: Record) -> None:
     await mq.send_many("q", range(5))
-    # Long enough to be stopped within, on a machine as busy as it may be.
-    sleeper = Worker(with_lease(url), record.path, hold=10)
+    hold = 6.0  # long enough to be stopped within, on a machine as busy as it may be
+    sleeper = Worker(with_lease(url), record.path, hold=hold)
     others: list[Worker] = []
     with discarded([sleeper, *others]):
         await asyncio.to_thread(sleeper.await_ready)
@@ -97,12 +98,14 @@ async def test_t024_a_consumer_asleep_through_its_lease_settles_nothing(mq: AceM
             return (await mq.depth("q")).held == 5
 
         await until_async(has_all)
+        began = time.monotonic()
         sleeper.send(signal.SIGSTOP)
         others.append(Worker(with_lease(url), record.path))
         await until(lambda: len(record.counts()) == 5, within=4 * LEASE + 20)
         before = record.counts()
+        await until(lambda: time.monotonic() - began > hold)
         sleeper.send(signal.SIGCONT)
-        # What it had begun it either never ends, since it is cancelled, or ends in vain.
+        # Its handlers have come to their ends in its sleep: what they ask for now is in vain.
         await mq.send("q", 99)
         await until(lambda: 99 in record.counts(), within=20)
         await asyncio.to_thread(sleeper.end)

@@ -9,7 +9,6 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
-from sqlalchemy.ext.asyncio import create_async_engine
 
 import acemq
 from acemq import AuthenticationError, ConnectionFailedError, Topology
@@ -17,14 +16,13 @@ from acemq.transport import ServerTooOld
 from acemq.transports.sql import dialects, schema
 from acemq.transports.sql.database import Server
 from tests.services import PostgreSQL
+from tests.sql.engines import engine_for
 
 SOON = timedelta(seconds=5)
-_ASYNC = {"sqlite": "sqlite+aiosqlite", "postgresql": "postgresql+asyncpg", "mariadb": "mariadb+asyncmy"}
 
 
 async def run(url: str, *statements: str) -> None:
-    scheme, _, rest = url.partition("?")[0].partition("://")
-    engine = create_async_engine(f"{_ASYNC[scheme]}://{rest}")
+    engine = engine_for(url)
     async with engine.begin() as connection:
         for statement in statements:
             await connection.exec_driver_sql(statement)

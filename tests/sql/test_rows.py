@@ -1,13 +1,15 @@
-"""What a batch becomes in the tables: a row for each copy, and what all messages have in common said once."""
+"""What a batch becomes in the tables: a row for each copy, in which each message has what is its own."""
 
 from __future__ import annotations
 
 from datetime import timedelta
+from typing import Any
 
 import pytest
 
-from acemq import AceMQ, BatchPublishError, Draft, Topology, UnroutableError
-from acemq.transport import Outgoing, Published
+from acemq import AceMQ, BatchPublishError, ConfigurationError, Draft, Topology, UnroutableError
+from acemq.transport import Outgoing, Published, Settled, Settlement, Verb
+from tests.sql.engines import engine_for
 
 
 async def test_messages_of_one_batch_with_a_copy_each_keep_what_they_differ_in(mq: AceMQ) -> None:
@@ -18,13 +20,24 @@ async def test_messages_of_one_batch_with_a_copy_each_keep_what_they_differ_in(m
         Draft("e", "to b", 1, content_type="application/msgpack"),
         Draft("", "a", 2, priority=2, reply_to="answers", message_id="given"),
         Draft("", "b", 3, expires_in=timedelta(hours=1), ordering_key="k"),
+        Draft("", "b", 4, delay=timedelta(seconds=1)),
     ]
     receipts = await mq.publish_batch(drafts)
     of_a, of_b = await mq.pull_many("a", int, most=4), await mq.pull_many("b", int, most=4)
+    of_b += await mq.pull_many("b", int, most=4, wait=timedelta(seconds=20))
     assert [(each.payload, each.exchange, each.routing_key) for each in of_a] == [(2, "", "a"), (0, "", "a")]
-    assert [(each.payload, each.exchange, each.routing_key) for each in of_b] == [(1, "e", "to b"), (3, "", "b")]
-    assert [each.content_type for each in of_b] == ["application/msgpack", "application/json"]
-    assert (of_a[0].reply_to, of_a[1].reply_to) == ("answers", None)
+    assert [(each.payload, each.exchange, each.routing_key) for each in of_b] == [
+        (1, "e", "to b"),
+        (3, "", "b"),
+        (4, "", "b"),
+    ]
+    assert [each.content_type for each in of_b] == ["application/msgpack", "application/json", "application/json"]
+    assert [(each.reply_to, each.delivery.priority) for each in of_a] == [("answers", 2), (None, None)]
+    assert [(each.delivery.expires_in, each.delivery.ordering_key) for each in of_b] == [
+        (None, None),
+        (timedelta(hours=1), "k"),
+        (None, None),
+    ]
     assert {each.payload: each.id for each in [*of_a, *of_b]} == {n: each.message_id for n, each in enumerate(receipts)}
 
 
@@ -47,10 +60,34 @@ async def test_copies_of_one_message_stand_beside_messages_that_go_nowhere(mq: A
 async def test_the_id_of_a_message_is_its_own_whatever_its_header_says(
     mq: AceMQ, headers: dict[str, str], message_id: str
 ) -> None:
+    transport, within = mq.transport, timedelta(seconds=10)
     sent = Outgoing(
         exchange="", routing_key="q", body=b"1", headers=headers, message_id=message_id, content_type="application/json"
     )
-    (result,) = await mq.transport.publish([sent], within=timedelta(seconds=10))
+    (result,) = await transport.publish([sent], within=within)
     assert result.outcome is Published.ROUTED
-    (found,) = await mq.transport.pull("q", most=1, wait=timedelta())
+    (found,) = await transport.pull("q", most=1, wait=within)
     assert (found.message_id, found.headers) == (message_id, headers)
+    for others in ({"x": 1}, {"x-acemq-id": "two"}, headers):
+        assert await transport.settle([Settlement(found, Verb.REQUEUE, headers=others)]) == [Settled.DONE]
+        (found,) = await transport.pull("q", most=1, wait=within)
+        assert (found.message_id, found.headers, found.content_type) == (message_id, others, "application/json")
+
+
+async def test_what_most_messages_have_to_say_beside_their_headers_is_one_text(mq: AceMQ, url: str) -> None:
+    await mq.send_many("q", range(3))
+    engine = engine_for(url)
+    async with engine.connect() as connection:
+        found = (await connection.exec_driver_sql("SELECT properties FROM acemq_message")).scalars().all()
+    await engine.dispose()
+    assert found == ['{"type":"application/json"}'] * 3
+
+
+async def test_a_priority_that_is_no_number_is_refused_and_says_nothing_of_others(mq: AceMQ) -> None:
+    await mq.declare(Topology().queue("a", type="classic", priorities=3))
+    wrong: Any = True
+    with pytest.raises(ConfigurationError, match="priority=True must be a whole number from 0 to 255"):
+        await mq.send("a", 0, priority=wrong)
+    await mq.send("a", 1, priority=1)
+    (found,) = await mq.pull_many("a", int)
+    assert (found.payload, found.delivery.priority) == (1, 1)

@@ -19,16 +19,14 @@ from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 import acemq
 from acemq import AceMQ, Topology
 from acemq.transports.sql import sweeping
+from tests.sql.engines import engine_for
 from tests.sql.filling import analyze, fill
 from tests.waiting import until
-
-_ASYNC = {"sqlite": "sqlite+aiosqlite", "postgresql": "postgresql+asyncpg", "mariadb": "mariadb+asyncmy"}
 
 
 @pytest.fixture
 async def engine(url: str, mq: AceMQ) -> AsyncIterator[AsyncEngine]:
-    scheme, _, rest = url.partition("?")[0].partition("://")
-    engine = create_async_engine(f"{_ASYNC[scheme]}://{rest}")
+    engine = engine_for(url)
     yield engine
     await engine.dispose()
 

@@ -14,17 +14,16 @@ from sqlalchemy.orm import Session
 
 import acemq
 from acemq import AceMQ, CapabilityError, Message, PublishRefusedError, Topology
+from tests.sql.engines import engine_for
 from tests.waiting import until
 
-_ASYNC = {"sqlite": "sqlite+aiosqlite", "postgresql": "postgresql+asyncpg", "mariadb": "mariadb+asyncmy"}
 _SYNC = {"sqlite": "sqlite", "postgresql": "postgresql+psycopg"}
 
 
 @pytest.fixture
 async def engine(url: str, mq: AceMQ) -> AsyncIterator[AsyncEngine]:
     """The application's own, on the same database."""
-    scheme, _, rest = url.partition("?")[0].partition("://")
-    engine = create_async_engine(f"{_ASYNC[scheme]}://{rest}")
+    engine = engine_for(url)
     async with engine.begin() as connection:
         await connection.exec_driver_sql("CREATE TABLE business (n INT)")
     yield engine

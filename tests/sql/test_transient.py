@@ -8,6 +8,7 @@ import sqlite3
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack, contextmanager
+from datetime import timedelta
 from itertools import count, cycle
 from typing import Any
 
@@ -17,6 +18,8 @@ from sqlalchemy import event, exc
 
 import acemq
 from acemq import AceMQ, Message
+from acemq.transport import Phase
+from acemq.transports.sql import link
 from acemq.transports.sql.database import Database, File, Server, Work
 from tests.waiting import until
 
@@ -46,11 +49,11 @@ AT_MOST = 3
 
 @contextmanager
 def failing(database: str) -> Iterator[Counter[object]]:
-    """Of every fifth transaction the first statement, the second or the third is answered with what goes by."""
+    """Of every fifth try of anything the first statement, the second or the third is answered with what goes by."""
     failed, numbers, places, codes = Counter[object](), count(1), cycle((1, 2, 3)), cycle(CODES[database])
     tried = Counter[object]()
 
-    def run(original: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
+    def troubled(original: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
         async def run(self: Database, work: Work[Any], **how: bool) -> Any:
             def worked(connection: sa.Connection) -> Any:
                 tried[work] += 1
@@ -74,7 +77,7 @@ def failing(database: str) -> Iterator[Counter[object]]:
 
     with pytest.MonkeyPatch.context() as patch:
         for kind in (Server, File):
-            patch.setattr(kind, "run", run(kind.run))
+            patch.setattr(kind, "run", troubled(kind.run))
         event.listen(sa.Engine, "before_cursor_execute", fail)
         try:
             yield failed
@@ -126,3 +129,20 @@ async def test_t025_a_file_that_another_holds_for_three_seconds_delays_and_does_
         await until(lambda: len(handled) == 200)
     other.close()
     assert Counter(handled) == dict.fromkeys(range(200), 1)
+
+
+@pytest.mark.parametrize("url", ["sqlite"], indirect=True)
+async def test_a_file_that_another_holds_is_waited_for_and_not_taken_for_lost(
+    mq: AceMQ, url: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(link, "QUIET", 0.1)
+    monkeypatch.setattr(link, "SILENCE", 0.2)
+    await asyncio.sleep(2.1)  # what the link has waited for by the old time
+    other = sqlite3.connect(url.removeprefix("sqlite:///"), isolation_level=None, check_same_thread=False)
+    other.execute("BEGIN IMMEDIATE")
+    asyncio.get_running_loop().call_later(1.5, other.execute, "COMMIT")
+    receipt = await mq.send("q", 1)
+    other.close()
+    assert receipt.took > timedelta(seconds=1)
+    assert [record for record in caplog.records if record.levelno > logging.INFO] == []
+    assert mq.transport.state.phase is Phase.CONNECTED

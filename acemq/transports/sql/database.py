@@ -53,6 +53,9 @@ class Facts:
 
 
 class Database(ABC):
+    can_go_silent = True
+    """Whether to wait for an answer may be in vain."""
+
     def __init__(self, address: Address, options: Options) -> None:
         self.address, self.options = address, options
         self.dialect: Dialect = address.dialect
@@ -303,6 +306,9 @@ class Server(Database):
 
 class File(Database):
     """SQLite. One thread has the file open for as long as the transport is: a transaction is one trip to it."""
+
+    can_go_silent = False
+    # While another holds the file the thread waits its turn, and a second look would wait behind it.
 
     def __init__(self, address: Address, options: Options) -> None:
         super().__init__(address, options)

@@ -200,7 +200,7 @@ class Link:
             if self._loss.is_set() or self._loop.time() - self.answered_at < QUIET:
                 continue
             asking = self.keep(self._ask())
-            done, _ = await asyncio.wait({asking}, timeout=SILENCE)
+            done, _ = await asyncio.wait({asking}, timeout=SILENCE if self.database.can_go_silent else None)
             if not done:
                 self.lose(f"no answer within {SILENCE:g} s")
 

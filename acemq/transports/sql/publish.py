@@ -15,11 +15,12 @@ import msgspec
 import sqlalchemy as sa
 
 from acemq.errors import AcemqError, CapabilityError, ConfigurationError
-from acemq.headers import ID, to_text
+from acemq.headers import ID, Headers, to_text
 from acemq.topology import check_key
 from acemq.transport import (
     ROUTED,
     BadHeader,
+    Delivery,
     ExchangeMissing,
     MessageTooLarge,
     Outgoing,
@@ -40,7 +41,7 @@ BATCH_ROWS = 1_000
 
 
 class Properties(msgspec.Struct, frozen=True, omit_defaults=True, rename={"message_id": "id", "content_type": "type"}):
-    """What is no header, in one column. Mostly the same text for every message, which is written and read once."""
+    """What is no header, in one column."""
 
     message_id: str | None = None
     """Left out where a header has it."""
@@ -56,9 +57,26 @@ _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder(Properties).decode
 
 
-@lru_cache(maxsize=256)
-def _written(properties: Properties) -> str:
-    return _encode(properties).decode()
+def properties_of(message: Outgoing | Delivery, headers: Headers) -> str:
+    """The column, for a row with these headers."""
+    message_id = None if headers.get(ID) == message.message_id else message.message_id
+    expires_in = None if message.expires_in is None else max(message.expires_in // _MICROSECOND, 0)
+    rest = message_id, message.reply_to, message.priority, expires_in, message.ordering_key
+    if rest == _NOTHING:
+        return _of_type(message.content_type)
+    said = Properties(
+        message_id, message.content_type, message.reply_to, message.priority, expires_in, message.ordering_key
+    )
+    return _encode(said).decode()
+
+
+_NOTHING = (None,) * 5
+
+
+@lru_cache(maxsize=64)
+def _of_type(content_type: str | None) -> str:
+    """Of most messages, which have nothing else to say: one text, written once and read once."""
+    return _encode(Properties(content_type=content_type)).decode()
 
 
 @lru_cache(maxsize=256)
@@ -113,10 +131,7 @@ def prepare(out: Outgoing, limit: int) -> Prepared | PublishResult:
         name = next((name for name in out.headers if repr(name[:40]) in str(error)), "")
         return _refused(BadHeader(str(error), name=name))
     expires_in = None if out.expires_in is None else max(out.expires_in // _MICROSECOND, 0)
-    message_id = None if out.headers.get(ID) == out.message_id else out.message_id
-    properties = _written(
-        Properties(message_id, out.content_type, out.reply_to, out.priority, expires_in, out.ordering_key)
-    )
+    properties = properties_of(out, out.headers)
     beside = headers if headers.isascii() else headers.encode()
     size = len(out.body) + len(beside) + len(properties) + len(out.exchange) + len(out.routing_key)
     if size > limit:
@@ -186,7 +201,7 @@ def _resolve(batch: Sequence[Prepared], routes: Routes) -> tuple[list[PublishRes
     copies: Copies = []
     for number, each in enumerate(batch):
         places = routes.to(each.exchange, each.key)
-        if not places or each.priority is not None:
+        if not places or each.priority is not None:  # nothing else is ever refused, and most have neither
             refusal = _refusal(each, places)
             if refusal is not None:
                 results.append(refusal)

@@ -14,6 +14,7 @@ from acemq.headers import to_text
 from acemq.transport import Settlement, Verb
 
 from .dialects import Dialect, Statements
+from .publish import properties_of
 
 _MICROSECOND = timedelta(microseconds=1)
 
@@ -42,6 +43,8 @@ class Order(msgspec.Struct, frozen=True):
     delay: int | None = None
     """Microseconds until it is there again, 0 for at once; `None`: it is removed."""
     headers: str | None = None
+    properties: str | None = None
+    """What stands beside these headers, which may have had a part of it before."""
     until: float = float("inf")
     """When the lease ends under which it is asked, by the transport's clock."""
 
@@ -50,9 +53,11 @@ def order(settlement: Settlement, receipt: Receipt) -> Order:
     """Raises `ConfigurationError` for headers that cannot be stored."""
     if settlement.verb is not Verb.REQUEUE:
         return Order(receipt.seq, receipt.token, receipt.place, until=receipt.until)
-    headers = None if settlement.headers is None else to_text(settlement.headers)
-    delay = max(settlement.delay // _MICROSECOND, 0)
-    return Order(receipt.seq, receipt.token, receipt.place, delay, headers, receipt.until)
+    delay, headers, properties = max(settlement.delay // _MICROSECOND, 0), None, None
+    if settlement.headers is not None:
+        headers = to_text(settlement.headers)
+        properties = properties_of(settlement.delivery, settlement.headers)
+    return Order(receipt.seq, receipt.token, receipt.place, delay, headers, properties, receipt.until)
 
 
 def settle(
@@ -65,6 +70,7 @@ def settle(
             "tokens": [each.token for each in orders],
             "delays": [each.delay for each in orders],
             "headers": [each.headers for each in orders],
+            "properties": [each.properties for each in orders],
         }
         return {row[0] for row in connection.execute(statements["settle"], told)}
     accepted = all(each.delay is None for each in orders)
@@ -88,8 +94,9 @@ def settle(
         if each.headers is None:
             back[each.delay].append(each.seq)
         else:
-            changed = {"seq": each.seq, "delay": each.delay, "headers": each.headers, "now": now}
-            connection.execute(statements["put_back_changed"], changed)
+            changed = {"headers": each.headers, "properties": each.properties}
+            told = {"seq": each.seq, "delay": each.delay, "now": now, **changed}
+            connection.execute(statements["put_back_changed"], told)
     for delay, seqs in back.items():
         connection.execute(statements["put_back"], {"seqs": seqs, "delay": delay, "now": now})
     return ours

@@ -110,7 +110,7 @@ WHERE seq IN :seqs
 
 -- put_back_changed
 UPDATE {t}message SET state = CASE WHEN :delay > 0 THEN 2 ELSE 0 END, visible_at = {now} + :delay, holder = NULL,
-headers = :headers WHERE seq = :seq
+headers = :headers, properties = :properties WHERE seq = :seq
 
 -- prolong
 UPDATE {t}message SET visible_at = {now} + :lease WHERE seq IN :seqs

@@ -87,13 +87,14 @@ FROM clock LEFT JOIN taken ON true
 -- settle
 WITH told AS (
   SELECT * FROM unnest(CAST(:seqs AS bigint[]), CAST(:tokens AS bigint[]), CAST(:delays AS bigint[]),
-                       CAST(:headers AS text[])) AS told (seq, token, delay, headers)),
+                       CAST(:headers AS text[]), CAST(:properties AS text[]))
+    AS told (seq, token, delay, headers, properties)),
  removed AS (
   DELETE FROM {t}message AS m USING told
   WHERE told.delay IS NULL AND m.seq = told.seq AND m.token = told.token AND m.state + 0 = 1 RETURNING m.seq),
  returned AS (
   UPDATE {t}message AS m SET state = CASE WHEN told.delay > 0 THEN 2 ELSE 0 END, visible_at = {now} + told.delay,
-         holder = NULL, headers = coalesce(told.headers, m.headers)
+         holder = NULL, headers = coalesce(told.headers, m.headers), properties = coalesce(told.properties, m.properties)
   FROM told
   WHERE told.delay IS NOT NULL AND m.seq = told.seq AND m.token = told.token AND m.state + 0 = 1 RETURNING m.seq)
 SELECT seq FROM removed UNION ALL SELECT seq FROM returned
