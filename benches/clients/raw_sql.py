@@ -122,9 +122,8 @@ async def consume(task: Task) -> Figures:
         for row in rows:
             assert _decode(row["body"]).t
             meter.hit()
-        none = [None] * len(rows)
         seqs, tokens = [row["seq"] for row in rows], [row["token"] for row in rows]
-        assert len(await settle(seqs=seqs, tokens=tokens, delays=none, headers=none)) == len(rows)
+        assert len(await settle(seqs=seqs, tokens=tokens, delays=[], headers=[], properties=[])) == len(rows)
     await connection.close()
     return meter.figures()
 

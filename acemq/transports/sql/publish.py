@@ -262,9 +262,9 @@ def _put_arrays(
         "exchanges": _once_if_all([each.exchange for each in batch]),
         "keys": _once_if_all([each.key for each in batch]),
         "queues": [place.id for _, place in copies],
-        "ranks": _unless_all([_rank(batch[number], place) for number, place in copies], 0),
-        "delays": _unless_all([batch[number].delay for number in numbers], 0),
-        "lives": _unless_all([_life(batch[number], place) for number, place in copies], None),
+        "ranks": unless_all([_rank(batch[number], place) for number, place in copies], 0),
+        "delays": unless_all([batch[number].delay for number in numbers], 0),
+        "lives": unless_all([_life(batch[number], place) for number, place in copies], None),
         "topology": routes.version,
         "told": list(told),
         "channel": "" if notice is None else notice.channel,
@@ -281,7 +281,7 @@ def _once_if_all(column: list[T]) -> list[T]:
     return column[:1] if column.count(column[0]) == len(column) else column
 
 
-def _unless_all(column: list[T], usual: T) -> list[T]:
+def unless_all(column: list[T], usual: T) -> list[T]:
     """Nothing for a column of nothing special: a driver looks at each number in it, and that is much of its work."""
     return [] if column.count(usual) == len(column) else column
 

@@ -14,7 +14,7 @@ from acemq.headers import to_text
 from acemq.transport import Settlement, Verb
 
 from .dialects import Dialect, Statements
-from .publish import properties_of
+from .publish import properties_of, unless_all
 
 _MICROSECOND = timedelta(microseconds=1)
 
@@ -68,9 +68,9 @@ def settle(
         told = {
             "seqs": [each.seq for each in orders],
             "tokens": [each.token for each in orders],
-            "delays": [each.delay for each in orders],
-            "headers": [each.headers for each in orders],
-            "properties": [each.properties for each in orders],
+            "delays": unless_all([each.delay for each in orders], None),
+            "headers": unless_all([each.headers for each in orders], None),
+            "properties": unless_all([each.properties for each in orders], None),
         }
         return {row[0] for row in connection.execute(statements["settle"], told)}
     accepted = all(each.delay is None for each in orders)

@@ -85,6 +85,7 @@ SELECT clock.now,
 FROM clock LEFT JOIN taken ON true
 
 -- settle
+-- Empty arrays, of delays and what comes behind them, where all are accepted.
 WITH told AS (
   SELECT * FROM unnest(CAST(:seqs AS bigint[]), CAST(:tokens AS bigint[]), CAST(:delays AS bigint[]),
                        CAST(:headers AS text[]), CAST(:properties AS text[]))
