@@ -368,3 +368,11 @@ async def test_a_publisher_names_exchange_key_and_class_once(mq: AceMQ, queue: s
         ("two", "acme"),
         ("three", "acme"),
     ]
+
+
+async def test_a_batch_of_nothing_is_nothing_but_its_place_is_looked_at(mq: AceMQ, queue: str) -> None:
+    assert await mq.send_many(queue, []) == []
+    with pytest.raises(ConfigurationError, match="queue name is empty"):
+        await mq.send_many("", [])
+    with pytest.raises(ConfigurationError, match="queue name is empty"):
+        await mq.send_many("", [], type="order")

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from datetime import timedelta
 from typing import Any
 
 import pytest
 
+import acemq
 from acemq import AceMQ, BatchPublishError, ConfigurationError, Draft, Topology, UnroutableError
+from acemq.codec import JsonCodec
 from acemq.transport import Outgoing, Published, Settled, Settlement, Verb
 from tests.sql.engines import engine_for
+from tests.waiting import until_async
 
 
 async def test_messages_of_one_batch_with_a_copy_each_keep_what_they_differ_in(mq: AceMQ) -> None:
@@ -91,3 +95,38 @@ async def test_a_priority_that_is_no_number_is_refused_and_says_nothing_of_other
     await mq.send("a", 1, priority=1)
     (found,) = await mq.pull_many("a", int)
     assert (found.payload, found.delivery.priority) == (1, 1)
+
+
+class Awaited:
+    """JSON that has to be awaited."""
+
+    content_type = "application/json"
+
+    def can_decode(self, content_type: str | None) -> bool:
+        return content_type == self.content_type
+
+    async def encode(self, payload: object) -> bytes:
+        return json.dumps(payload).encode()
+
+    async def decode(self, body: bytes, into: Any) -> Any:
+        return json.loads(body)
+
+
+@pytest.mark.parametrize("codec", [JsonCodec(), Awaited()])
+async def test_a_row_that_cannot_be_taken_apart_is_parked_and_not_handled(mq: AceMQ, url: str, codec: Any) -> None:
+    await mq.send("q", 1)
+    engine = engine_for(url)
+    async with engine.begin() as connection:
+        await connection.exec_driver_sql("UPDATE acemq_message SET headers = 'no headers'")
+    await engine.dispose()
+    handled: list[int] = []
+    async with acemq.connect(url, codec=codec) as other, other.consume("q", int, lambda m: handled.append(m.payload)):
+        await until_async(lambda: has(mq, "q.parked", 1))
+    assert handled == []
+    (parked,) = await mq.pull_many("q.parked", int)
+    assert parked.failure is not None
+    assert "its row cannot be taken apart" in (parked.failure.text or "")
+
+
+async def has(mq: AceMQ, queue: str, ready: int) -> bool:
+    return (await mq.depth(queue)).ready == ready

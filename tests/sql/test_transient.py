@@ -137,12 +137,13 @@ async def test_a_file_that_another_holds_is_waited_for_and_not_taken_for_lost(
 ) -> None:
     monkeypatch.setattr(link, "QUIET", 0.1)
     monkeypatch.setattr(link, "SILENCE", 0.2)
-    await asyncio.sleep(2.1)  # what the link has waited for by the old time
+    impatient = await acemq.connect(url)
     other = sqlite3.connect(url.removeprefix("sqlite:///"), isolation_level=None, check_same_thread=False)
     other.execute("BEGIN IMMEDIATE")
     asyncio.get_running_loop().call_later(1.5, other.execute, "COMMIT")
-    receipt = await mq.send("q", 1)
+    receipt = await impatient.send("q", 1)
     other.close()
     assert receipt.took > timedelta(seconds=1)
     assert [record for record in caplog.records if record.levelno > logging.INFO] == []
-    assert mq.transport.state.phase is Phase.CONNECTED
+    assert impatient.transport.state.phase is Phase.CONNECTED
+    await impatient.close()

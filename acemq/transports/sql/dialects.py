@@ -185,8 +185,9 @@ class Statements:
     def __init__(self, dialect: Dialect, tables: Tables) -> None:
         own = "mariadb" if dialect.name == "mysql" else dialect.name
         texts = {**_named("common"), **_named(own)}
+        shared = texts.pop("written", "")  # the end of several, which they name
+        texts = {name: text.replace("{written}", shared) for name, text in texts.items()}
         self._made = {name: _text(tables.fill(text, dialect)) for name, text in texts.items()}
-
         self._spoken: dict[tuple[str, str], str] = {}
 
     def __getitem__(self, name: str) -> sa.TextClause:

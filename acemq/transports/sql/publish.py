@@ -61,16 +61,13 @@ def properties_of(message: Outgoing | Delivery, headers: Headers) -> str:
     """The column, for a row with these headers."""
     message_id = None if headers.get(ID) == message.message_id else message.message_id
     expires_in = None if message.expires_in is None else max(message.expires_in // _MICROSECOND, 0)
-    rest = message_id, message.reply_to, message.priority, expires_in, message.ordering_key
-    if rest == _NOTHING:
+    rest = message.reply_to, message.priority, expires_in, message.ordering_key
+    if message_id is None and rest == _NOTHING:
         return _of_type(message.content_type)
-    said = Properties(
-        message_id, message.content_type, message.reply_to, message.priority, expires_in, message.ordering_key
-    )
-    return _encode(said).decode()
+    return _encode(Properties(message_id, message.content_type, *rest)).decode()
 
 
-_NOTHING = (None,) * 5
+_NOTHING = (None, None, None, None)
 
 
 @lru_cache(maxsize=64)

@@ -1,10 +1,10 @@
 -- What is held is found by its number: `state + 0` keeps the planner from the index of all that waits, which it would
 -- take, and go through, as long as its statistics are of a moment at which nothing waited.
 
--- publish_each
--- A copy of each message in turn. One exchange, key or properties alone are those of all; an empty array stands for what
--- is usual of copies: no rank, no delay, no end.
-WITH clock AS (SELECT {now} AS now),
+-- written
+-- What both kinds of publishing end with. One exchange, key or properties alone are those of all; an empty array stands for
+-- what is usual of copies: no rank, no delay, no end.
+clock AS (SELECT {now} AS now),
  written AS (
   INSERT INTO {t}message (queue_id, state, rank_key, visible_at, expires_at, enqueued_at, exchange, routing_key,
                           headers, properties, body)
@@ -12,39 +12,7 @@ WITH clock AS (SELECT {now} AS now),
          clock.now + coalesce(copy.delay, 0), clock.now + copy.life, clock.now,
          coalesce(copy.exchange, (CAST(:exchanges AS text[]))[1]), coalesce(copy.routing_key, (CAST(:keys AS text[]))[1]),
          copy.headers, coalesce(copy.properties, (CAST(:properties AS text[]))[1]), copy.body
-  FROM unnest(CAST(:queues AS integer[]), CAST(:ranks AS smallint[]), CAST(:delays AS bigint[]), CAST(:lives AS bigint[]),
-              CAST(:exchanges AS text[]), CAST(:keys AS text[]),
-              CAST(:headers AS text[]), CAST(:properties AS text[]), CAST(:bodies AS bytea[]))
-    WITH ORDINALITY AS copy (queue_id, rank_key, delay, life, exchange, routing_key, headers, properties, body, number)
-  CROSS JOIN clock
-  WHERE (SELECT value FROM {t}meta WHERE name = 'topology') = CAST(:topology AS text)
-  ORDER BY copy.number
-  RETURNING 1)
-SELECT count(*), (SELECT count(told.it) FROM (
-    SELECT CAST(pg_notify(CAST(:channel AS text), CAST(queue AS text) || '@' || CAST(:sender AS text)) AS text) AS it
-    FROM unnest(CAST(:told AS integer[])) AS queue) AS told)
-FROM written
-
--- publish
--- The same for messages of which some go to several queues, or to none: `numbers` says of which message a copy is.
-WITH message AS (
-  SELECT * FROM unnest(CAST(:bodies AS bytea[]), CAST(:headers AS text[]), CAST(:properties AS text[]),
-                       CAST(:exchanges AS text[]), CAST(:keys AS text[]))
-    WITH ORDINALITY AS m (body, headers, properties, exchange, routing_key, number)),
- clock AS (SELECT {now} AS now),
- written AS (
-  INSERT INTO {t}message (queue_id, state, rank_key, visible_at, expires_at, enqueued_at, exchange, routing_key,
-                          headers, properties, body)
-  SELECT copy.queue_id, CASE WHEN copy.delay > 0 THEN 2 ELSE 0 END, coalesce(copy.rank_key, 0),
-         clock.now + coalesce(copy.delay, 0), clock.now + copy.life, clock.now,
-         coalesce(message.exchange, (CAST(:exchanges AS text[]))[1]),
-         coalesce(message.routing_key, (CAST(:keys AS text[]))[1]),
-         message.headers, coalesce(message.properties, (CAST(:properties AS text[]))[1]), message.body
-  FROM unnest(CAST(:numbers AS bigint[]), CAST(:queues AS integer[]), CAST(:ranks AS smallint[]),
-              CAST(:delays AS bigint[]), CAST(:lives AS bigint[]))
-    WITH ORDINALITY AS copy (number, queue_id, rank_key, delay, life, place)
-  JOIN message ON message.number = copy.number
-  CROSS JOIN clock
+  FROM copy CROSS JOIN clock
   WHERE (SELECT value FROM {t}meta WHERE name = 'topology') = CAST(:topology AS text)
   ORDER BY copy.place
   RETURNING 1)
@@ -52,6 +20,28 @@ SELECT count(*), (SELECT count(told.it) FROM (
     SELECT CAST(pg_notify(CAST(:channel AS text), CAST(queue AS text) || '@' || CAST(:sender AS text)) AS text) AS it
     FROM unnest(CAST(:told AS integer[])) AS queue) AS told)
 FROM written
+
+-- publish_each
+-- A copy of each message in turn, without a join, which was a quarter of the statement's time.
+WITH copy AS (
+  SELECT * FROM unnest(CAST(:queues AS integer[]), CAST(:ranks AS smallint[]), CAST(:delays AS bigint[]),
+                       CAST(:lives AS bigint[]), CAST(:exchanges AS text[]), CAST(:keys AS text[]),
+                       CAST(:headers AS text[]), CAST(:properties AS text[]), CAST(:bodies AS bytea[]))
+    WITH ORDINALITY AS c (queue_id, rank_key, delay, life, exchange, routing_key, headers, properties, body, place)),
+ {written}
+
+-- publish
+-- Some messages go to several queues, or to none: `numbers` says of which message a copy is.
+WITH message AS (
+  SELECT * FROM unnest(CAST(:exchanges AS text[]), CAST(:keys AS text[]), CAST(:headers AS text[]),
+                       CAST(:properties AS text[]), CAST(:bodies AS bytea[]))
+    WITH ORDINALITY AS m (exchange, routing_key, headers, properties, body, number)),
+ copy AS (
+  SELECT * FROM unnest(CAST(:numbers AS bigint[]), CAST(:queues AS integer[]), CAST(:ranks AS smallint[]),
+                       CAST(:delays AS bigint[]), CAST(:lives AS bigint[]))
+    WITH ORDINALITY AS c (number, queue_id, rank_key, delay, life, place)
+  JOIN message USING (number)),
+ {written}
 
 -- claim
 -- Where another's old snapshot keeps what is dead, to go through it is all the work: so the next of a full claim begins
